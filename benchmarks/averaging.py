@@ -5,23 +5,29 @@ DDP on two nodes is that of one process with twice the batch, and nodes that ave
 whose rounds end in the class that the workers use (multinode/worker/levers/averaging.py). Times come in afterwards: a
 step takes T, an exchange of all parameters C, and a method that exchanges every H steps takes T + C / H.
 
-The model is a byte-level GPT of 10 M parameters, whose tokens are bytes. Its text is the source of Python's standard
-library (PSF License); one file of 20 is held out. It trains with AdamW at a constant rate after a warm-up, and with
-gradients clipped at norm 1. A base is this model after a number of steps on one node with 4 x 128 tokens. LoRA trains
-adapters of rank 8 of the last base on another text, torch's own sources (BSD-3-Clause).
+The model is a byte-level GPT, whose tokens are bytes; it has 10 M parameters unless `--shape` says otherwise. Its text
+is the source of Python's standard library (PSF License); one file of 20 is held out. It trains with AdamW at a constant
+rate after a warm-up, with gradients clipped at norm 1 and matrix products in bfloat16 (autocast). A base is this model
+after a number of steps on one node with 4 x 128 tokens. LoRA trains adapters of rank 8 of a base on another text,
+torch's own sources (BSD-3-Clause).
 
     nice -n 19 .venv/bin/python benchmarks/averaging.py STORE --part ratio
-    nice -n 19 .venv/bin/python benchmarks/averaging.py STORE --part methods --seeds 1 2
+    nice -n 19 .venv/bin/python benchmarks/averaging.py STORE --part methods --bases 500 1500 --seeds 1 2
+    nice -n 19 .venv/bin/python benchmarks/averaging.py STORE --part decay --bases 1500 --seeds 1 2
     nice -n 19 .venv/bin/python benchmarks/averaging.py STORE --part lora
     .venv/bin/python benchmarks/averaging.py STORE --part times --links 100mbit 1gbit
     .venv/bin/python benchmarks/averaging.py --report benchmarks/averaging.json
 
 STORE is a directory. A training whose results it has is not run again, and an interrupted one resumes at its last
-held-out loss. STORE/results.json has the results. `--only base=500` takes trainings with that text in their names.
+held-out loss. STORE/results.json has the results. `--bases`, `--batches`, `--rates` and `--steps` shorten a series, and
+`--only average=local` takes trainings whose names have a match of that expression. A store is of one shape.
 
 - `ratio`: r = steps of one node / steps of DDP to the same loss, over the batch and the base. A method pays only if its
   own r exceeds 1 + C / (H T).
-- `methods`: every method from the last base, at three rates; `--seeds` repeats each with other seeds at its best rate.
+- `methods`: every method from a base, at every rate; `--seeds` repeats with other seeds, each at its best rate: one
+  node, DDP, the best local SGD and the best DiLoCo.
+- `decay`: every method from a base, its rate decaying linearly to 0 as most trainings do, and one node over half as
+  many and twice as many steps: r is of losses at the end. At a constant rate averaging also does what a decay does.
 - `lora`: the same with adapters.
 - `times`: seconds of a step and of an exchange at each link, as root, with a lab of two nodes of one core each up
   (`multinode lab up --nodes 2 --cores-per-node 1`) and nothing else on the machine.
@@ -34,6 +40,7 @@ import itertools
 import json
 import math
 import os
+import re
 import statistics
 import sys
 import sysconfig
@@ -54,29 +61,34 @@ from multinode.worker.levers.averaging import AveragingSettings, OuterOptimizer,
 LENGTH, VOCABULARY = 128, 256
 HELD_OUT_FILES = 20
 NODES = 2
-RATES = (1e-3, 3e-4, 3e-3)
+RATES = (1e-3, 3e-4, 3e-3, 1e-4)
 BASES = (0, 500, 1500)
 BASE_BATCH, BASE_RATE = 4, 1e-3
-BATCHES = (4, 16)
+BATCHES = (4, 8, 16)
 METHODS = ("local:16", "local:64", "diloco:64")
 RATIO_STEPS, METHOD_STEPS = 400, 1200
+# Of a rate that decays, a whole number of all rounds; one node also trains over these parts of it.
+DECAY_STEPS, PARTS = 384, (0.5, 1.0, 2.0)
 LORA_RANK, LORA_SCALE = 8, 2.0
 EVERY, WARM_UP, HELD_OUT = 50, 50, 32
 CLIP = 1.0
 # C / T of the table: of an exchange of all parameters, in steps.
 COSTS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _MOST_SEEDS = 16
+# Of one node, between which its steps to a loss are interpolated.
+_FEWEST_LENGTHS = 2
 # Rounds of this length and number are measured for the time of an exchange.
 _TIMED_EVERY, _TIMED_STEPS = 8, 40
 SCHEMA = "multinode.benchmark.averaging/1"
 
 
 class Shape(NamedTuple):
-    """A GPT's size."""
+    """A GPT's size, and whether it multiplies in bfloat16, which takes less than half the time on cores with AMX."""
 
     width: int = 320
     layers: int = 8
     heads: int = 5
+    bf16: bool = True
 
 
 class Training(NamedTuple):
@@ -86,6 +98,8 @@ class Training(NamedTuple):
         batch: samples of a step on one node, in one process; of DDP on two nodes, of both together.
         average: `--average`, where two nodes average; each of them has `batch` samples. None is one process.
         lora: whether adapters are trained, on another text.
+        decays: whether its rate decays linearly to 0 at the last step; otherwise it is constant. Both begin with a
+            warm-up.
     """
 
     base: int
@@ -95,12 +109,19 @@ class Training(NamedTuple):
     seed: int = 0
     lora: bool = False
     steps: int = RATIO_STEPS
+    decays: bool = False
 
     @property
     def key(self) -> str:
-        """Its name, whatever its length: a longer training begins as a shorter one."""
+        """Its name. At a constant rate, a longer training begins as a shorter one, and has the same name."""
         usual = f"base={self.base} batch={self.batch} rate={self.rate:g} average={self.average} seed={self.seed}"
+        usual = f"{usual} decay={self.steps}" if self.decays else usual
         return f"lora {usual}" if self.lora else usual
+
+    def rate_at(self, number: int) -> float:
+        """The learning rate of the step of this number, which begins at 1."""
+        left = min(1.0, (self.steps - number + 1) / (self.steps - WARM_UP)) if self.decays else 1.0
+        return self.rate * min(1.0, number / WARM_UP) * left
 
 
 class Block(torch.nn.Module):  # type: ignore[misc]
@@ -123,7 +144,10 @@ class Block(torch.nn.Module):  # type: ignore[misc]
         samples, tokens, width = inputs.shape
         mixed = self.mixed(self.norms[0](inputs)).view(samples, tokens, 3, self._heads, width // self._heads)
         query, key, value = mixed.permute(2, 0, 3, 1, 4)
-        found = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        # Backward of torch's fused attention takes longer on a CPU than these products.
+        later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+        scores = (query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])).masked_fill(later, -math.inf)
+        found = functional.softmax(scores, -1).to(value.dtype) @ value
         hidden = inputs + self.attended(found.transpose(1, 2).reshape(samples, tokens, width))
         return hidden + torch.as_tensor(self.mlp(self.norms[1](hidden)))
 
@@ -133,6 +157,7 @@ class Gpt(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, shape: Shape, seed: int) -> None:
         super().__init__()
+        self._bf16 = shape.bf16
         torch.manual_seed(seed)
         self.tokens = torch.nn.Embedding(VOCABULARY, shape.width)
         self.places = torch.nn.Embedding(LENGTH, shape.width)
@@ -146,10 +171,11 @@ class Gpt(torch.nn.Module):  # type: ignore[misc]
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
         """The loss of windows of LENGTH + 1 bytes, one a row."""
         inputs, targets = windows[:, :-1], windows[:, 1:]
-        hidden = self.tokens(inputs) + self.places(torch.arange(inputs.shape[1]))
-        for block in self.blocks:
-            hidden = block(hidden)
-        scores = self.head(self.norm(hidden))
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._bf16):
+            hidden = self.tokens(inputs) + self.places(torch.arange(inputs.shape[1]))
+            for block in self.blocks:
+                hidden = block(hidden)
+            scores = self.head(self.norm(hidden)).float()
         return functional.cross_entropy(scores.reshape(-1, VOCABULARY), targets.reshape(-1))
 
 
@@ -222,7 +248,7 @@ class Node:
         if training.lora:
             torch.manual_seed(training.seed)
             adapt(self.model)
-        self.optimizer = torch.optim.AdamW(self._trained, lr=training.rate, weight_decay=0.01)
+        self.optimizer = torch.optim.AdamW(self._trained, lr=training.rate, weight_decay=0.01, fused=True)
         self._training, self._rank = training, rank
 
     @property
@@ -233,7 +259,7 @@ class Node:
         """The optimizer's step of this number, which begins at 1."""
         training = self._training
         for group in self.optimizer.param_groups:
-            group["lr"] = training.rate * min(1.0, number / WARM_UP)
+            group["lr"] = training.rate_at(number)
         self.optimizer.zero_grad()
         loss = self.model(text.windows(training.batch, training.seed, self._rank, number))
         loss.backward()
@@ -306,16 +332,17 @@ class Results(NamedTuple):
 
     curves: dict[str, list[list[float]]]  # of each training by its key: pairs of steps and held-out loss
     times: dict[str, dict[str, float]]  # of each link: `step_s` of one node and `exchange_s`
+    shape: Shape
 
 
 class Store:
     """Results, bases, and the state of a training that has not ended, in a directory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shape: Shape = Shape()) -> None:  # noqa: B008
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._file = folder / "results.json"
-        self.results = read_results(self._file) if self._file.exists() else Results({}, {})
+        self.results = read_results(self._file) if self._file.exists() else Results({}, {}, shape)
 
     def keep(self) -> None:
         """Write the results."""
@@ -354,31 +381,34 @@ def _replace(path: Path, write: Any) -> None:
 def read_results(path: Path) -> Results:
     """The results of a file."""
     document = json.loads(path.read_text())
-    return Results(document["curves"], document["times"])
+    return Results(document["curves"], document["times"], Shape(**document["shape"]))
 
 
 def results_text(results: Results) -> str:
     """The file of results: a line for each curve."""
     lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(curve)}" for key, curve in sorted(results.curves.items()))
-    times = json.dumps(results.times)
-    return f'{{"schema": "{SCHEMA}", "times": {times}, "curves": {{\n{lines}\n}}}}\n'
+    shape, times = json.dumps(results.shape._asdict()), json.dumps(results.times)
+    return f'{{"schema": "{SCHEMA}", "shape": {shape}, "times": {times}, "curves": {{\n{lines}\n}}}}\n'
 
 
-def train(training: Training, text: Text, store: Store, shape: Shape = Shape()) -> list[list[float]]:  # noqa: B008
+def train(training: Training, text: Text, store: Store) -> list[list[float]]:
     """Train, or go on with what is stored; pairs of steps and held-out loss, from step 0.
 
     Nodes that average are evaluated at the end of the round that is next, since their models are equal there.
     """
     weights = torch.load(store.base(training.base), weights_only=True) if training.base else None
-    simulation, done = Simulation(training, shape, weights), 0
+    simulation, done = Simulation(training, store.results.shape, weights), 0
     nodes = simulation.nodes
     curve = [[0, evaluate(nodes[0], text)]]
     stored = store.load_open(training.key)
     if stored is not None:
-        curve, done = stored["curve"], stored["done"]
+        curve, done = stored["curve"][:1], stored["done"]
+        # A shorter training was measured at its end, too.
+        curve += [point for last, point in itertools.pairwise(stored["curve"]) if point[0] // EVERY > last[0] // EVERY]
         simulation.load_state(stored["state"])
     for number in range(done + 1, training.steps + 1):
-        if simulation.step(text, number) and number // EVERY > curve[-1][0] // EVERY:
+        is_due = number // EVERY > curve[-1][0] // EVERY or number == training.steps
+        if simulation.step(text, number) and is_due:
             curve.append([number, evaluate(nodes[0], text)])
             sys.stderr.write(f"{training.key}: {number} {curve[-1][1]:.4f}\n")
             store.save_open(training.key, {"curve": curve, "done": number, "state": simulation.state()})
@@ -396,29 +426,32 @@ def evaluate(node: Node, text: Text) -> float:
         return round(float(node.model(text.evaluated)), 5)
 
 
-def ratio_trainings() -> Iterator[Training]:
-    """What r needs: every batch and twice of it, from every base, at every rate: r is of the best rate of each."""
-    for batch in BATCHES:
-        for base in BASES:
-            for rate in RATES:
-                yield Training(base=base, batch=batch, rate=rate)
-                yield Training(base=base, batch=NODES * batch, rate=rate)
-
-
-def method_trainings(*, lora: bool = False) -> dict[str, Training]:
-    """Every method from the last base, by its name; at the first rate."""
-    one = Training(base=max(BASES), batch=BASE_BATCH, rate=RATES[0], lora=lora, steps=METHOD_STEPS)
+def method_trainings(base: int) -> dict[str, Training]:
+    """Every method from a base, by its name; at the first rate."""
+    one = Training(base=base, batch=BASE_BATCH, rate=RATES[0], steps=METHOD_STEPS)
     averages = {name: one._replace(average=name) for name in METHODS}
     return {"one node": one, "DDP": one._replace(batch=NODES * BASE_BATCH), **averages}
+
+
+def decay_trainings(base: int) -> Iterator[Training]:
+    """Those of one node, then every other method from a base, at the first rate."""
+    one, *others = (each._replace(steps=DECAY_STEPS, decays=True) for each in method_trainings(base).values())
+    yield from (one._replace(steps=round(part * DECAY_STEPS)) for part in PARTS)
+    yield from others
 
 
 def main() -> None:
     """Train what is missing, or print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", nargs="?", type=Path, metavar="STORE")
-    parser.add_argument("--part", choices=("ratio", "methods", "lora", "times"), default="ratio")
-    parser.add_argument("--seeds", type=int, nargs="*", default=(), help="more seeds of each method, at its best rate")
-    parser.add_argument("--only", default="", metavar="TEXT", help="take trainings with this text in their names")
+    parser.add_argument("--part", choices=("ratio", "methods", "decay", "lora", "times"), default="ratio")
+    parser.add_argument("--bases", type=int, nargs="*", choices=BASES, default=BASES, help="steps of the bases")
+    parser.add_argument("--batches", type=int, nargs="*", choices=BATCHES, default=BATCHES, help="batches, for `ratio`")
+    parser.add_argument("--rates", type=float, nargs="*", choices=RATES, default=RATES, help="learning rates")
+    parser.add_argument("--shape", type=int, nargs=3, default=Shape()[:3], metavar=("WIDTH", "LAYERS", "HEADS"))
+    parser.add_argument("--steps", type=int, help="train for fewer steps")
+    parser.add_argument("--seeds", type=int, nargs="*", default=(), help="more seeds of the best methods")
+    parser.add_argument("--only", default="", metavar="REGEX", help="take trainings whose names match")
     parser.add_argument("--links", nargs="*", default=("100mbit", "1gbit"), help="rates of the lab, for `times`")
     parser.add_argument("--worker", type=int, metavar="STEPS", help="train as a worker of `multinode launch`")
     parser.add_argument("--report", type=Path, metavar="FILE", help="print the tables of a file of curves")
@@ -428,19 +461,20 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     if options.worker is not None:
-        work(options.worker)
+        work(options.worker, Shape(*options.shape))
         return
-    store = Store(options.store)
+    store = Store(options.store, Shape(*options.shape))
     if options.part == "times":
         for link in options.links:
-            store.results.times[link] = measure_times(link)
+            store.results.times[link] = measure_times(link, store.results.shape)
             store.keep()
         return
     texts = {False: standard_library(), True: read_text(Path(torch.__file__).parent)}
     curves = store.results.curves
-    for training in asked_trainings(curves, options.part, options.seeds):
+    for training in asked_trainings(curves, options):
         curve = curves.get(training.key, [[0, math.inf]])
-        if options.only in training.key and curve[-1][0] + _round_steps(training) <= training.steps:
+        left = training.steps - curve[-1][0]
+        if re.search(options.only, training.key) and left >= (1 if training.decays else _round_steps(training)):
             began = time.thread_time()
             curves[training.key] = train(training, texts[training.lora], store)
             store.keep()
@@ -448,20 +482,20 @@ def main() -> None:
             sys.stderr.write(f"{training.key}: {took_s:.0f} s of a core, load {os.getloadavg()[0]}\n")
 
 
-def work(steps: int) -> None:
+def work(steps: int, shape: Shape) -> None:
     """Train as one worker of `multinode launch`, with its averaging."""
     torch.distributed.init_process_group("gloo")
-    node, text = Node(Shape(), method_trainings()["one node"], torch.distributed.get_rank()), standard_library()
+    node, text = Node(shape, method_trainings(0)["one node"], torch.distributed.get_rank()), standard_library()
     node.model = DistributedDataParallel(node.model)
     for number in range(1, steps + 1):
         node.step(text, number)
     torch.distributed.destroy_process_group()
 
 
-def measure_times(link: str) -> dict[str, float]:
+def measure_times(link: str, shape: Shape) -> dict[str, float]:
     """Seconds of a step on one node, and of an exchange between the lab's two nodes at a rate."""
     call("lab", "rate", "all", link)
-    worker = ("--", __file__, "--worker", str(_TIMED_STEPS))
+    worker = ("--", __file__, "--worker", str(_TIMED_STEPS), "--shape", *map(str, shape[:3]))
     usual = ("--hosts", "lab", "--workers-per-node", "1", "--no-check", "--json", "--env", "OMP_NUM_THREADS=1")
     summaries = []
     for options in (("--nodes", "1"), ("--nodes", "2", "--average", f"local:{_TIMED_EVERY}")):
@@ -474,19 +508,35 @@ def measure_times(link: str) -> dict[str, float]:
     }
 
 
-def asked_trainings(curves: dict[str, list[list[float]]], part: str, seeds: Sequence[int]) -> Iterator[Training]:
-    """The trainings of a part, in their order; the rates of the last ones depend on what the store has by then."""
+def asked_trainings(curves: dict[str, list[list[float]]], options: argparse.Namespace) -> Iterator[Training]:
+    """The trainings of a part, in their order; those of other seeds depend on what the store has by then."""
     yield BASE
-    if part == "ratio":
-        yield from ratio_trainings()
+    if options.part == "ratio":
+        for batch, base, rate in itertools.product(options.batches, options.bases, options.rates):
+            one = Training(base=base, batch=batch, rate=rate, steps=options.steps or RATIO_STEPS)
+            yield from (one, one._replace(batch=NODES * batch))
         return
-    methods = method_trainings(lora=part == "lora").values()
-    yield from (training._replace(rate=rate) for rate in RATES for training in methods)
-    for seed in seeds:
-        for training in methods:
-            side = best(curves, training)
-            if side is not None:
-                yield training._replace(rate=side[0], seed=seed)
+    if options.part in {"decay", "lora"}:
+        for base, seed, rate in itertools.product(options.bases, (0, *options.seeds), options.rates):
+            given = {"seed": seed, "rate": rate, "lora": options.part == "lora"}
+            yield from (each._replace(**given) for each in decay_trainings(base))
+        return
+    for base in options.bases:
+        methods = method_trainings(base).values()
+        asked = [each._replace(steps=options.steps or METHOD_STEPS) for each in methods]
+        yield from (training._replace(rate=rate) for rate in options.rates for training in asked)
+        for seed in options.seeds:
+            yield from (training._replace(seed=seed) for training in best_trainings(curves, asked))
+
+
+def best_trainings(curves: dict[str, list[list[float]]], trainings: Sequence[Training]) -> Iterator[Training]:
+    """Each at its best rate; of local SGD and DiLoCo only the one that ends at the lowest loss."""
+    families: dict[str, list[tuple[float, Training]]] = {}
+    for training in trainings:
+        if (side := best(curves, training)) is not None:
+            family = f"{training.batch} {(training.average or '').partition(':')[0]}"
+            families.setdefault(family, []).append((_last_loss(side[1]), training._replace(rate=side[0])))
+    yield from (min(found)[1] for found in families.values())
 
 
 def _round_steps(training: Training) -> int:
@@ -515,7 +565,7 @@ def ratio(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> t
 
     Over losses of one node that both reach, from half its steps to the lowest of these on; None if there is none.
     """
-    lowest = max(smoothed(each)[-1][1] for each in (one, other))
+    lowest = max(_last_loss(each) for each in (one, other))
     last = steps_to(one, lowest)
     losses = [loss for steps, loss in smoothed(one) if last is not None and last / 2 <= steps < last]
     pairs = [(steps_to(one, loss), steps_to(other, loss)) for loss in (*losses, lowest)]
@@ -526,13 +576,18 @@ def ratio(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> t
 def best(curves: dict[str, list[list[float]]], training: Training) -> tuple[float, list[list[float]]] | None:
     """The rate at which this training ends at the lowest loss, among those that were trained, and its curve."""
     found = [(rate, curves[key]) for rate in RATES if (key := training._replace(rate=rate).key) in curves]
-    return min(found, key=lambda each: smoothed(each[1])[-1][1], default=None)
+    return min(found, key=lambda each: _last_loss(each[1]), default=None)
+
+
+def _last_loss(curve: Sequence[Sequence[float]]) -> float:
+    return smoothed(curve)[-1][1]
 
 
 def report(results: Results) -> str:
     """The tables in Markdown."""
-    methods = (_method_lines(results, lora=lora) for lora in (False, True))
-    tables = (_ratio_lines(results.curves), *methods)
+    methods = (_method_lines(results, base) for base in BASES)
+    decayed = (_decay_lines(results, base, lora=lora) for lora in (False, True) for base in BASES)
+    tables = filter(None, map(list, (_ratio_lines(results.curves), *methods, *decayed)))
     return "\n\n".join("\n".join(lines) for lines in tables)
 
 
@@ -540,7 +595,7 @@ def _ratio_lines(curves: dict[str, list[list[float]]]) -> Iterator[str]:
     yield "| base (steps) | tokens per node and step | one node: rate, loss | DDP: rate, loss | r |"
     yield "|---" * 5 + "|"
     for base in BASES:
-        for batch in sorted({*BATCHES, *(NODES * each for each in BATCHES)}):
+        for batch in BATCHES:
             one = best(curves, Training(base=base, batch=batch, rate=0.0))
             ddp = best(curves, Training(base=base, batch=NODES * batch, rate=0.0))
             if one is not None and ddp is not None:
@@ -548,26 +603,88 @@ def _ratio_lines(curves: dict[str, list[list[float]]]) -> Iterator[str]:
                 yield f"| {base} | {batch} x {LENGTH} | {_side_words(one)} | {_side_words(ddp)} | {found} |"
 
 
-def _method_lines(results: Results, *, lora: bool) -> Iterator[str]:
-    curves, costs = results.curves, {f"C/T {cost:g}": cost for cost in COSTS}
+def _method_lines(results: Results, base: int) -> Iterator[str]:
+    curves, costs = results.curves, _costs(results)
+    methods = method_trainings(base)
+    usual = methods.pop("one node")
+    one, sides = best(curves, usual), {name: best(curves, training) for name, training in methods.items()}
+    if one is None or not any(sides[name] for name in METHODS):
+        return
+    yield f"| constant rate, base {base} | rate, loss | r | {' | '.join(costs)} |"
+    yield "|---" * (3 + len(costs)) + "|"
+    yield f"| one node | {_side_words(one)} | 1 |{' 1 |' * len(costs)}"
+    for name, training in methods.items():
+        if (side := sides[name]) is not None:
+            found = over_seeds(curves, usual._replace(rate=one[0]), training._replace(rate=side[0]))
+            gains = _gains(found[0], training.average, costs) if found is not None else ["-" for _ in costs]
+            yield f"| {name} | {_side_words(side)} | {_ratio_words(found)} | {' | '.join(gains)} |"
+
+
+def _costs(results: Results, *, lora: bool = False) -> dict[str, float]:
+    """C / T by the heading of a column."""
+    costs = {f"C/T {cost:g}": cost for cost in COSTS}
     # An exchange of adapters is another one.
     for link, times in results.times.items() if not lora else ():
         cost = times["exchange_s"] / times["step_s"]
         costs[f"{link}: C/T {cost:.3g}"] = cost
-    yield f"| {'LoRA' if lora else 'all parameters'} | rate, loss | r | {' | '.join(costs)} |"
+    return costs
+
+
+def _gains(found: float, average: str | None, costs: dict[str, float]) -> list[str]:
+    """Time of one node over that of a method with this r, by the costs of an exchange."""
+    averaging = parse_average(average) if average is not None else Averaging(every=1)
+    sent = 0.5 if averaging.dtype is not None else 1.0
+    return [f"{found / (1 + sent * cost / averaging.every):.2f}" for cost in costs.values()]
+
+
+def _decay_lines(results: Results, base: int, *, lora: bool) -> Iterator[str]:
+    curves, costs = results.curves, _costs(results, lora=lora)
+    ones: list[Training] = []
+    others: list[Training] = []
+    for each in decay_trainings(base):
+        is_one = each.average is None and each.batch == BASE_BATCH
+        (ones if is_one else others).append(each._replace(lora=lora))
+    reached = [(one.steps, last_losses(curves, one)) for one in ones]
+    alone = [(steps, statistics.fmean(losses[1])) for steps, losses in reached if losses is not None]
+    if len(alone) < _FEWEST_LENGTHS or not any(last_losses(curves, each) for each in others):
+        return
+    yield f"| decaying rate, {'LoRA, ' if lora else ''}base {base} | rate, loss | r | {' | '.join(costs)} |"
     yield "|---" * (3 + len(costs)) + "|"
-    methods = method_trainings(lora=lora)
-    usual = methods.pop("one node")
-    one = best(curves, usual)
-    for name, training in methods.items():
-        side = best(curves, training)
-        if one is not None and side is not None:
-            averaging = parse_average(training.average) if training.average is not None else Averaging(every=1)
-            sent = 0.5 if averaging.dtype is not None else 1.0
-            found = over_seeds(curves, usual._replace(rate=one[0]), training._replace(rate=side[0]))
-            parts = [1 / (1 + sent * cost / averaging.every) for cost in costs.values()]
-            gains = " | ".join(f"{found[0] * part:.2f}" if found is not None else "-" for part in parts)
-            yield f"| {name} | {_side_words(side)} | {_ratio_words(found)} | {gains} |"
+    for one, (_, found) in zip(ones, reached, strict=True):
+        if found is not None:
+            yield f"| one node, {one.steps} steps | {found[0]:g}, {_loss_words(found[1])} | |{' |' * len(costs)}"
+    for each, name in zip(others, list(method_trainings(base))[1:], strict=True):
+        if (found := last_losses(curves, each)) is not None:
+            ratios = [steps_alone(alone, loss) / each.steps for loss in found[1]]
+            middle = statistics.median(ratios)
+            gains = " | ".join(_gains(middle, each.average, costs))
+            words = _ratio_words((middle, min(ratios), max(ratios)))
+            yield f"| {name}, {each.steps} steps | {found[0]:g}, {_loss_words(found[1])} | {words} | {gains} |"
+
+
+def last_losses(curves: dict[str, list[list[float]]], training: Training) -> tuple[float, list[float]] | None:
+    """The best rate of a training whose rate decays, by the mean over its seeds, and its losses at the end."""
+    found: dict[float, list[float]] = {}
+    for rate, seed in itertools.product(RATES, range(_MOST_SEEDS)):
+        curve = curves.get(training._replace(rate=rate, seed=seed).key)
+        if curve is not None:
+            found.setdefault(rate, []).append(curve[-1][1])
+    return min(found.items(), key=lambda each: statistics.fmean(each[1]), default=None)
+
+
+def steps_alone(alone: Sequence[tuple[int, float]], loss: float) -> float:
+    """Steps after which one node has a loss at the end of its decay: log-linear between those that it was trained over.
+
+    Beyond these, the nearest two are extended.
+    """
+    pairs = list(itertools.pairwise(alone))
+    (before, above), (after, below) = next((pair for pair in pairs if loss >= pair[1][1]), pairs[-1])
+    return float(before * (after / before) ** ((above - loss) / (above - below)))
+
+
+def _loss_words(losses: Sequence[float]) -> str:
+    spread = f" ({min(losses):.3f}-{max(losses):.3f})" if len(losses) > 1 else ""
+    return f"{statistics.fmean(losses):.3f}{spread}"
 
 
 def over_seeds(
@@ -583,7 +700,7 @@ def over_seeds(
 
 
 def _side_words(side: tuple[float, list[list[float]]]) -> str:
-    return f"{side[0]:g}, {smoothed(side[1])[-1][1]:.3f}"
+    return f"{side[0]:g}, {_last_loss(side[1]):.3f}"
 
 
 def _ratio_words(found: tuple[float, float, float] | None) -> str:

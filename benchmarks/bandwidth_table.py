@@ -93,7 +93,7 @@ _HEADER = f"""\
 
 Predictions for **two nodes with {_GPUS} GPUs of {_TFLOPS:.0f} TFLOP/s each** (an RTX 4090 at 40% of its peak), in bf16,
 with {_SAMPLES} sequences of {_SEQUENCE_TOKENS} tokens per GPU and micro-batch, and accumulation {_ACCUMULATION}. For
-other models, nodes and batches, use `multinode predict`. Whether a row fits into memory, `multinode advise` says.
+other models, nodes and batches, use `multinode predict`. `multinode advise` says whether a row fits in memory.
 
 - *sent* passes each node's NIC in an optimizer step, in one direction.
 - The percentages are the efficiency of two nodes, with the range of the prediction. At 100% two nodes are twice as fast
@@ -104,9 +104,9 @@ other models, nodes and batches, use `multinode predict`. Whether a row fits int
 What compression and averaging less often change of it:
 [the last table](#full-fine-tuning-under-ddp-with-less-communication).
 
-Other GPUs: the need grows with their speed. GPUs twice as fast need twice the link. Twice the accumulation halves the
-need of DDP; ZeRO-2, ZeRO-3 and FSDP send in every micro-batch, so it changes nothing for them. Longer sequences and
-larger micro-batches lower it as they lengthen the step.
+The required rate grows with the speed of the GPUs: GPUs twice as fast need twice the link rate. With DDP, twice the
+accumulation halves the required rate. ZeRO-2, ZeRO-3 and FSDP send in every micro-batch, so accumulation changes
+nothing. Longer sequences and larger micro-batches lower the rate, as they lengthen the step.
 
 {{error}} Predictions held against trainings that were measured are in [benchmarks](../../benchmarks/README.md).
 
@@ -159,7 +159,7 @@ _COLUMNS = (
 def main() -> None:
     """Print the page."""
     tested = forecast_benchmarks(_PUBLISHED).back_test
-    error = f"The model's error, from figures of a published training as coarse as these: {tested.sentence}."
+    error = f"Test of the model with similarly coarse figures of a published training run: {tested.outcome.message}."
     parts = [_HEADER.replace("{error}", error)]
     for title, rank in (("Full fine-tuning", None), (f"LoRA of rank {_RANK} on all linear modules", _RANK)):
         parts += [f"\n## {title}\n\n", _line(_COLUMNS), _line(["---"] * len(_COLUMNS))]

@@ -163,7 +163,10 @@ def bytes_row(name: str, summary: dict[str, Any]) -> Row:
     calls, expected, nic = (known(told[key]) for key in ("calls", "expected", "nic"))
     apart = nic / expected - 1 if nic and expected else None
     cells = [name, *(megabytes(value) for value in (calls, expected, nic))]
-    cells += ["unknown" if apart is None else f"{apart:+.1%}", "; ".join(summary["comm"]["explained"])]
+    cells += [
+        "unknown" if apart is None else f"{apart:+.1%}",
+        "; ".join(each["message"] for each in summary["comm"]["findings"]),
+    ]
     return Row(cells, apart is not None and abs(apart) <= BYTES_WITHIN)
 
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import fine_tunings
 import gpu_lab
@@ -251,13 +252,18 @@ def _overhead(home: Path) -> tuple[str, bool]:
     return "\n".join([*gpu_lab.table(head, [row.judged for row in rows]), "", about]), gpu_lab.passed(rows)
 
 
+def _compared(trace: dict[str, Any] | None) -> str:
+    """How the window compares with the counters."""
+    return "no window" if trace is None else " ".join(finding["message"] for finding in trace["findings"])
+
+
 def _windows(home: Path) -> tuple[str, bool]:
     """Counters and trace of one training."""
     rows = []
     with gpu_lab.Lab(home) as lab:
         for strategy in ("ddp", "fsdp2") if gpu_lab.REHEARSES else ("ddp", "fsdp2", "zero3-overlap"):
             run = lab.train("1gbit", "--strategy", strategy, name=f"{strategy}-traced", options=("--trace",))
-            rows.append([strategy, run.summary["trace"]["agreement"] if run.summary["trace"] else "no window"])
+            rows.append([strategy, _compared(run.summary["trace"])])
     return "\n".join(gpu_lab.table(["strategy", "told"], rows)), True
 
 
@@ -372,7 +378,7 @@ def _llamafactory(home: Path) -> tuple[str, bool]:
         mean = run.summary["split"]["mean"]
         exposed = gpu_lab.known(mean.get("exposed_ms"))
         share = f"{exposed / mean['step_ms']:.0%}" if exposed is not None else "-"
-        agreement = run.summary["trace"]["agreement"] if run.summary["trace"] else "no window"
+        agreement = _compared(run.summary["trace"])
         sent = run.summary["comm"]["bytes_per_step"]["calls"]
         rule = run.summary["split"]["rule"].partition(";")[0]
         rows.append([name, f"{run.step_ms:.0f}", share, gpu_lab.megabytes(gpu_lab.known(sent)), rule, agreement])

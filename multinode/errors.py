@@ -37,7 +37,7 @@ def printable_line(text: str) -> str:
 
 
 class MultinodeError(Exception):
-    """Something expected went wrong: what, on which node, while running what, and what fixes it.
+    """An expected error: what failed, on which node, what was run, and what fixes it.
 
     Args:
         message: what is wrong, one sentence.
@@ -139,7 +139,7 @@ class NodeGone(ContactLost):
 
 
 class NodeFailed(MultinodeError):
-    """The node was reached and could not do what was asked of it."""
+    """A node was reached, but it could not do what was requested."""
 
 
 class AgentFailed(NodeFailed):
@@ -147,7 +147,7 @@ class AgentFailed(NodeFailed):
 
 
 class RunFailed(MultinodeError):
-    """A run did not end well; the message is its first failure."""
+    """A run failed; the message describes its first failure."""
 
 
 class Interrupted(MultinodeError):

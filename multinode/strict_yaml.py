@@ -22,8 +22,8 @@ _Kind = TypeVar("_Kind")
 
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _DATE_TAG = "tag:yaml.org,2002:timestamp"
-# YAML 1.1 wants a point in a float: PyYAML reads 1e-4 as text, OmegaConf and every person as a number.
-_FLOAT_WITHOUT_POINT = re.compile(r"[-+]?\d[\d_]*[eE][-+]?\d+\Z", re.ASCII)
+# YAML 1.1 wants a point and a sign in a float: PyYAML reads 1e-4 and 1.5e3 as text, OmegaConf and people as numbers.
+_LOOSE_FLOAT = re.compile(r"[-+]?\d[\d_]*(?:\.[\d_]*)?[eE][-+]?\d+\Z", re.ASCII)
 _FLOAT_STARTS = list("-+0123456789")
 # Characters, with every alias written out. Aliases of aliases make a small text unfold without bound.
 _MOST_CHARACTERS = 1 << 20
@@ -62,8 +62,12 @@ class WrongValue(ValueError):
         self.path = path
 
 
-class _Loader(yaml.SafeLoader):
-    """Reads plain data, numbers and dates as OmegaConf does."""
+class _PlainLoader(yaml.SafeLoader):
+    """Reads plain data, and numbers as PyYAML does."""
+
+
+class _Loader(_PlainLoader):
+    """Reads numbers as OmegaConf does."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -71,23 +75,27 @@ class _Dumper(yaml.SafeDumper):
 
 
 # A date stays text.
-_Loader.yaml_implicit_resolvers = {
+_PlainLoader.yaml_implicit_resolvers = {
     start: [(tag, pattern) for tag, pattern in resolvers if tag != _DATE_TAG]
     for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(_FLOAT_TAG, _FLOAT_WITHOUT_POINT, _FLOAT_STARTS)
-_Dumper.add_implicit_resolver(_FLOAT_TAG, _FLOAT_WITHOUT_POINT, _FLOAT_STARTS)
+for _reader in (_Loader, _Dumper):
+    _reader.add_implicit_resolver(_FLOAT_TAG, _LOOSE_FLOAT, _FLOAT_STARTS)
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str, *, plain: bool = False) -> Any:
     """The data of one YAML document; None where it is empty.
+
+    Args:
+        text: the document.
+        plain: read numbers as PyYAML does, to which 1e-4 is text.
 
     Raises:
         YamlError: it is not YAML, a key stands twice in a mapping, a tag names something other than plain data, or
             aliases unfold without bound.
     """
     try:
-        loader = _Loader(text)
+        loader = (_PlainLoader if plain else _Loader)(text)
         root = loader.get_single_node()
         if root is None:
             return None

@@ -158,6 +158,11 @@ def times(factor: float) -> str:
     return f"{factor:,.0f}x"
 
 
+def ms_digits(time_ms: float) -> str:
+    """A time of a step or of a part of it in a table, under the unit ms: `1,342`, `4.20`."""
+    return format_sig(time_ms)
+
+
 def format_ms(time_ms: float) -> str:
     """A time of a part of a step: `1,342 ms`, `4.2 ms`."""
     return f"{format_figure(time_ms)} ms"
@@ -175,6 +180,9 @@ def format_range(low: str, word: str, high: str) -> str:
     return f"{number if high.endswith(f' {unit}') else low} {word} {high}"
 
 
+_DECIMAL = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
 def format_size(size_bytes: int) -> str:
     """A size for people, in powers of 1024: `512 B`, `64 KiB`, `1 GiB`."""
     value = float(size_bytes)
@@ -185,16 +193,24 @@ def format_size(size_bytes: int) -> str:
     return f"{format_figure(value, digits=4)} TiB"
 
 
+def format_bytes(size_bytes: float) -> str:
+    """Bytes in decimal units: `14.8 MB`."""
+    for unit_bytes, unit in _DECIMAL:
+        if size_bytes >= unit_bytes:
+            return f"{format_figure(size_bytes / unit_bytes)} {unit}"
+    return f"{size_bytes:.0f} B"
+
+
 def format_count(number: int, noun: str) -> str:
     """`1 worker`, `2 workers`; of nouns whose plural has an s."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def format_list(words: Sequence[str], most: int | None = None, noun: str = "others") -> str:
+def format_list(words: Sequence[str], most: int | None = None, noun: str = "others", conjunction: str = "and") -> str:
     """`a`, `a and b`, `a, b and c`; of more than `most` of them `a, b and 7 others`."""
     if most is not None and len(words) > most:
         words = [*words[: most - 1], f"{len(words) - most + 1} {noun}"]
-    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+    return f" {conjunction} ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def format_placement(nodes: int, workers_per_node: int | None, workers: int | None) -> str:

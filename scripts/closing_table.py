@@ -14,13 +14,14 @@ from multinode.contrast.figures import Contrast, Side
 from multinode.contrast.judge import compare
 from multinode.contrast.measure import with_outlook
 from multinode.contrast.side import make_side
+from multinode.findings.finding import Finding
 from multinode.predict.screen import link_words
 from multinode.records.run_directory import runs_root
 from multinode.render.sheet import percent
 from multinode.render.table import make_table
 from multinode.runs.stored_run import StoredRun, load_runs
 from multinode.stats.estimate import Estimate
-from multinode.stats.unknown import or_none
+from multinode.stats.unknown import Unknown, or_none, reason_of
 from multinode.units import format_rate
 
 
@@ -54,7 +55,7 @@ def _contrast(one: Sequence[StoredRun], two: Sequence[StoredRun]) -> Contrast:
     compared = compare(
         [make_side("baseline", one), make_side("candidate", two)],
         mode="same-workers",
-        why="the same two workers, interleaved",
+        why=Finding(message="the same two workers, interleaved"),
         job="the demo's training",
         rule=two[-1].require_summary().rule,
     )
@@ -90,9 +91,10 @@ def _against(speedup: Estimate) -> str:
 
 def _break_even(contrast: Contrast) -> str:
     """The link from which on a full second node pays."""
-    found = contrast.forecast.break_even if contrast.forecast is not None else None
-    if found is None:
-        return f"Break-even unknown: {contrast.forecast_reason}"
+    forecast = contrast.forecast
+    if isinstance(forecast, Unknown) or forecast.break_even is None:
+        return f"Break-even unknown: {reason_of(forecast)}"
+    found = forecast.break_even
     needed = found.full_beats_one or found.beats_one
     workers = found.one_node_workers
     return f"Break-even: {link_words(needed)}, predicted, with {workers} workers on each node"

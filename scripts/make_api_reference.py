@@ -23,11 +23,10 @@ _HEADER = """\
 
 <!-- Written by scripts/make_api_reference.py. -->
 
-Every function and struct of `multinode.api`. An example of all of them: [use from
-Python](../how-to/use-from-python.md).
+The functions and structs of `multinode.api`. For examples, see [use from Python](../how-to/use-from-python.md).
 
-Within a major version, names and fields are added, never renamed or removed. Units are part of names. As
-[JSON documents](json.md), results have the same fields.
+Within a major version, names and fields are added, never renamed or removed. Units are part of names. Results have the
+same fields as the [JSON documents](json.md).
 """
 # What a caller makes; the others are made by the functions.
 _REQUESTS = (
@@ -62,7 +61,7 @@ def render() -> str:
     functions = {name: one for name, one in found.items() if inspect.isfunction(one)}
     others = {name: one for name, one in found.items() if name not in functions and name not in _REQUESTS}
     parts = [_HEADER, "\n## Functions\n", *(_function(name, one) for name, one in functions.items())]
-    parts += ["\n## What they are given\n", *(_request(name, found[name]) for name in _REQUESTS)]
+    parts += ["\n## Arguments\n", *(_request(name, found[name]) for name in _REQUESTS)]
     parts += ["\n## Other names\n\n| name | meaning |\n|---|---|\n", *(_row(name, one) for name, one in others.items())]
     return "".join(parts)
 

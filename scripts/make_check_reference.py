@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reference_pages import write_or_check
 
-from multinode.check.check import CHECK_NAMES, CHECKS, RULES
+from multinode.check.check import CHECK_NAMES, CHECKS, list_rules
 from multinode.check.rule import SEVERITIES, CheckRule
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "checks.md"
@@ -18,11 +18,11 @@ _HEADER = """\
 <!-- Written by scripts/make_check_reference.py. -->
 
 `multinode check` reads facts from each node once, has the nodes connect to each other's ports, and then applies these
-rules. Words in braces are filled in for each finding. An *error* would leave the training hanging or dead, a *warning*
-may, a *note* is good to know. The exit code is 0 without errors, 1 with an error, and 3 if a node could not be reached;
-the other nodes are still reported.
+rules. Words in braces are filled in for each finding. An *error* would make the training hang or fail, a *warning* may
+do so, and a *note* is for information. The exit code is 0 without errors, 1 with errors, and 3 if a node could not be
+reached; the other nodes are still reported.
 
-`launch`, `nccl-test` and `contrast` first run those checks whose findings would leave a run hanging or dead ({launch}
+`launch`, `nccl-test` and `contrast` first run the checks whose errors would make a run hang or fail ({launch}
 of {count} functions), and stop on errors; `--no-check` skips them.
 """
 
@@ -37,7 +37,9 @@ def render_reference() -> str:
     count = sum(check.before_launch for check in CHECKS)
     parts = [_HEADER.format(launch=count, count=len(CHECKS))]
     for name in CHECK_NAMES:
-        rules = sorted((one for one in RULES if one.code == name), key=lambda one: SEVERITIES.index(one.severity))
+        rules = sorted(
+            (one for one in list_rules() if one.code == name), key=lambda one: SEVERITIES.index(one.severity)
+        )
         parts += [f"\n## `{name}`\n\n", "| catches | | message | hint |\n|---|---|---|---|\n", *map(_row, rules)]
     return "".join(parts)
 

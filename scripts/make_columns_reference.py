@@ -18,8 +18,8 @@ _HEADER = """\
 
 <!-- Written by scripts/make_columns_reference.py. -->
 
-The titles that `multinode import` reads, the column that it makes of them, and its meaning. Capital letters, spaces,
-dashes, underscores and brackets make no difference. Titles of one row may differ in unit: `step_time_s` is in seconds.
+This page lists the titles that `multinode import` reads, the column that each becomes, and its meaning. Case, spaces,
+dashes, underscores and brackets make no difference. Titles in one row may differ in unit: `step_time_s` is in seconds.
 If a title has no unit, each cell needs one. The unit of a rate is a title too: `tokens/s`, `img/sec/GPU`, `s/it`.
 A unit or a scale (`k`, `M`, `B`) may follow a title: `memory (MiB)`, `tokens (M)`. `--column 'TITLE=COLUMN'` takes any
 of these names. [How to import a table](../how-to/compare-gpus-by-price.md).
@@ -44,7 +44,7 @@ def render_reference() -> str:
     left_out = ", ".join(f"`{name}`" for name in dict.fromkeys(DERIVED) if read_title(name) is None)
     return (
         f"{_HEADER}{''.join(rows)}| {speeds} | by the unit | what the unit of the title or of each cell counts |\n"
-        f"\nWorked out from the rows, and left out with a note: {left_out}.\n"
+        f"\nmultinode calculates these figures from the rows. It ignores such columns and prints a note: {left_out}.\n"
     )
 
 

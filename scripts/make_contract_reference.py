@@ -25,30 +25,31 @@ from multinode.records.samples import Sample
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 # Who writes a document; one that is missing here is an error.
 _WRITTEN_BY = {
-    "multinode.advise/2": "`multinode advise --json`",
-    "multinode.bench/2": "`multinode bench --json`, `bench.json` of a run",
+    "multinode.advise/3": "`multinode advise --json`",
+    "multinode.bench/3": "`multinode bench --json`, `bench.json` of a run",
     "multinode.check/2": "`multinode check --json`",
     "multinode.comparison/2": "`multinode compare --json` of records other than trainings, nccl-tests and tables",
-    "multinode.contrast/4": "`multinode contrast --json`, `multinode compare --json`, `contrast.json` of a run",
+    "multinode.contrast/5": "`multinode contrast --json`, `multinode compare --json`, `contrast.json` of a run",
     "multinode.copy/2": "`multinode copy --json`",
-    "multinode.early-verdict/2": "`early-verdict.json` of a run, and a key of what `launch`, `attach` and `show` print",
+    "multinode.early-verdict/2": "`early-verdict.json` of a run, and a key in the output of `launch`, `attach` and "
+    "`show`",
     "multinode.explain/2": "`multinode explain --json`",
-    "multinode.grid/2": "`grid.json` of a sweep",
+    "multinode.grid/3": "`grid.json` of a sweep",
     "multinode.lab/2": "`multinode lab up --json`, `multinode lab status --json`, and the lab's own record",
-    "multinode.launch/2": "what `launch`, `attach`, `stop` and `show` print with `--json`",
-    "multinode.nccl-test/2": "`multinode nccl-test --json`, `nccl-test.json` of a run",
+    "multinode.launch/2": "`launch`, `attach`, `stop` and `show` with `--json`",
+    "multinode.nccl-test/3": "`multinode nccl-test --json`, `nccl-test.json` of a run",
     "multinode.nccl-test-read/2": "`multinode nccl-test --read --json`",
     "multinode.notice/2": "the webhook of `multinode launch --notify` and `multinode attach --notify`",
     "multinode.plan/2": "`multinode launch --dry-run --json`, `plan.json` of a run",
-    "multinode.predict/2": "`multinode predict --json`",
+    "multinode.predict/3": "`multinode predict --json`",
     "multinode.run/2": "`run.json` of a run",
     "multinode.runs/2": "`multinode runs --json`",
     "multinode.sample/1": "a line of `samples/node-N.jsonl` of a run",
     "multinode.stall/2": "`stall.json` of a run that hung",
     "multinode.summary/2": "`summary.json` of a run",
-    "multinode.tune/2": "`multinode nccl-test --tune --json`, `tune.json` of a run",
-    "multinode.tuning/2": "`multinode tune --json`, `multinode tune --dry-run --json`, `tuning.json` of a run",
-    "multinode.sweep/2": "`multinode sweep --json`, `multinode show --format json`, `sweep.json` of a run",
+    "multinode.tune/3": "`multinode nccl-test --tune --json`, `tune.json` of a run",
+    "multinode.tuning/3": "`multinode tune --json`, `multinode tune --dry-run --json`, `tuning.json` of a run",
+    "multinode.sweep/3": "`multinode sweep --json`, `multinode show --format json`, `sweep.json` of a run",
 }
 _HEADER = """\
 # JSON documents

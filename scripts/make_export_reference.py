@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from reference_pages import write_or_check
 
 from multinode.export.figures import NODE_FIGURES, STEP_FIGURES, SUMMARY_FIGURES
 from multinode.export.target import KINDS
+from multinode.figures.figure import Figure
+from multinode.profile.export import SAMPLE_TABLES, figures_of
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "figures.md"
 
@@ -28,17 +31,18 @@ _FOOTER = """
 Figures have the names of the [JSON documents](json.md), with units at the end. `*` stands for the name of a node, the
 interface of a NIC, or the index of a GPU. In TensorBoard, MLflow and Weights & Biases
 `nodes.*.nics.*.share` of a summary is `multinode/summary/nodes/NODE/nics/NIC/share`; in Prometheus it is
-`multinode_summary_nodes_nics_share{run="RUN",node="NODE",ifname="NIC"}`. What is unknown is left out.
+`multinode_summary_nodes_nics_share{run="RUN",node="NODE",ifname="NIC"}`. Unknown figures are left out.
 """
+_SAMPLES = "Columns of the files of `csv:DIR`, `parquet:DIR` and `multinode report --format csv -o DIR`."
 _TABLES = {
-    "Of each step": (
+    "Per step": (
         STEP_FIGURES,
         "`multinode/NAME` in TensorBoard, MLflow and Weights & Biases, live and afterwards.",
     ),
-    "Of a node, now": (NODE_FIGURES, "`multinode_NAME` in Prometheus, while the run is running."),
-    "Of a run that has ended": (
+    "Per node, during the run": (NODE_FIGURES, "`multinode_NAME` in Prometheus, while the run is running."),
+    "Summary of a finished run": (
         SUMMARY_FIGURES,
-        "`multinode/summary/NAME` and `multinode_summary_NAME`: what `multinode show --json` has below `summary`.",
+        "`multinode/summary/NAME` and `multinode_summary_NAME`: the fields of `summary` in `multinode show --json`.",
     ),
 }
 
@@ -57,12 +61,16 @@ def _render() -> Iterator[str]:
     for title, (figures, about) in _TABLES.items():
         yield f"\n## {title}\n\n{about}\n\n"
         yield from _table(figures)
+    yield f"\n## Samples\n\n{_SAMPLES}\n"
+    for table in SAMPLE_TABLES:
+        yield f"\n### {table.name}\n\nA row is {table.about}.\n\n"
+        yield from _table({figure.name: figure for figure in figures_of(table)})
 
 
-def _table(figures: Mapping[str, str]) -> Iterator[str]:
+def _table(figures: Mapping[str, Figure[Any]]) -> Iterator[str]:
     yield "| figure | meaning |\n|---|---|\n"
-    for name, meaning in figures.items():
-        yield f"| `{name}` | {meaning} |\n"
+    for name, figure in figures.items():
+        yield f"| `{name}` | {figure.about} |\n"
 
 
 if __name__ == "__main__":

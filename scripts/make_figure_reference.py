@@ -15,7 +15,9 @@ from typing import Any
 from reference_pages import write_or_check
 
 import multinode
+from multinode.export.figures import NODE_FIGURES, STEP_FIGURES, SUMMARY_FIGURES
 from multinode.figures.figure import MONEY, Figure
+from multinode.profile.export import SAMPLE_TABLES, figures_of
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "table-figures.md"
 
@@ -24,8 +26,9 @@ _HEADER = """\
 
 <!-- Written by scripts/make_figure_reference.py. -->
 
-What stands in tables: the title of its column, its name in CSV files, in `--where` and in `--sort`, and its meaning.
-The columns that `multinode import` reads have [a page](imported-columns.md), as have [exported figures](figures.md).
+This page lists the figures in tables: the title of the column, the name in CSV files, `--where` and `--sort`, and the
+meaning. A figure without a title appears only in files and in `--where`. See also the
+[columns of imported tables](imported-columns.md) and the [exported figures](figures.md).
 
 | title | unit | name | meaning |
 |---|---|---|---|
@@ -42,16 +45,28 @@ def main() -> int:
 
 
 def declared_figures() -> Mapping[str, list[Figure[Any]]]:
-    """All figures with a title that modules of the package hold, by name."""
+    """All figures of tables that modules of the package hold, by name; those that only exports have, have a page."""
+    exported = {(figure.name, figure.about) for figure in exported_figures()}
     found: dict[str, dict[tuple[str, str], Figure[Any]]] = {}
     for module in pkgutil.walk_packages(multinode.__path__, "multinode."):
         if module.name.startswith(("multinode.node", "multinode.worker")) or module.name.endswith("__main__"):
             continue
         for value in vars(importlib.import_module(module.name)).values():
             for figure in value if isinstance(value, tuple) else (value,):
-                if isinstance(figure, Figure) and figure.title and figure.form != "range":
+                # An interval beside its figure has the figure's name.
+                if not isinstance(figure, Figure) or (figure.form, figure.title) == ("range", "range"):
+                    continue
+                if figure.title or (figure.name, figure.about) not in exported:
                     found.setdefault(figure.name, {}).setdefault((figure.title, figure.about), figure)
     return {name: list(figures.values()) for name, figures in sorted(found.items())}
+
+
+def exported_figures() -> Iterator[Figure[Any]]:
+    """The figures of the page of exports."""
+    for figures in (SUMMARY_FIGURES, STEP_FIGURES, NODE_FIGURES):
+        yield from figures.values()
+    for table in SAMPLE_TABLES:
+        yield from figures_of(table)
 
 
 def undescribed(figures: Mapping[str, Iterable[Figure[Any]]]) -> Iterator[str]:

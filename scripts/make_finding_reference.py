@@ -28,9 +28,9 @@ _HEADER = """\
 
 <!-- Written by scripts/make_finding_reference.py. -->
 
-What multinode concludes from measurements. A finding has a code, a message, a hint, and the figures behind it; `--json`
-has all of them. Words in braces are filled in. What `multinode check` finds: [the checks](checks.md); error messages of
-trainings: [troubleshooting](troubleshooting.md).
+This page lists what multinode concludes from measurements. A finding has a code, a message, a hint, and its figures;
+`--json` prints all of them. Words in braces are filled in. For the findings of `multinode check`, see [the
+checks](checks.md); for error messages of trainings, see [troubleshooting](troubleshooting.md).
 """
 
 

@@ -1,4 +1,4 @@
-"""Puts the tests' golden screens into docs/reading-the-output.md; with --check, says whether they are current.
+"""Puts the tests' golden screens into docs/reading-the-output.md and its translation; with --check, compares them.
 
 A screen belongs below each line `<!-- screen: NAME -->`: what the golden file NAME.txt shows at 80 columns.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from reference_pages import write_or_check
 
 _ROOT = Path(__file__).parent.parent
-PAGE = _ROOT / "docs" / "reading-the-output.md"
+_PAGES = [_ROOT / "docs" / name for name in ("reading-the-output.md", "reading-the-output.zh-CN.md")]
 _GOLDEN = {path.stem: path for path in (_ROOT / "tests").glob("*/golden/*.txt")}
 _SCREEN = re.compile(r"(<!-- screen: (?P<name>[\w-]+) -->\n)(?:\n```\n.*?\n```\n)?", re.DOTALL)
 _WIDTH = re.compile(r"^=== \d+ columns\n", re.MULTILINE)
@@ -21,7 +21,7 @@ _WIDTH = re.compile(r"^=== \d+ columns\n", re.MULTILINE)
 
 def main() -> int:
     """Write what is not current, or name it."""
-    return write_or_check({PAGE: with_screens(PAGE.read_text(), _GOLDEN)}, __doc__)
+    return write_or_check({page: with_screens(page.read_text(), _GOLDEN) for page in _PAGES}, __doc__)
 
 
 def with_screens(text: str, golden: Mapping[str, Path]) -> str:

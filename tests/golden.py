@@ -6,9 +6,10 @@ A screen is compared at the widths at which it is read: a narrow terminal and a 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -18,7 +19,7 @@ from multinode.render.sheet import Block
 from multinode.render.table import WIDE, Part, screen_text
 from multinode.render.terminal import block_parts
 
-__all__ = ["Golden", "error_of", "screen_of"]
+__all__ = ["Golden", "error_of", "raised", "screen_of"]
 
 _WIDTHS = (80, 120, 160)
 _CUT = "\N{HORIZONTAL ELLIPSIS}"
@@ -29,9 +30,17 @@ def screen_of(blocks: Iterable[Block], width: int = WIDE, *, details: bool = Fal
     return screen_text(block_parts(blocks, details=details, width=width), width)
 
 
+E = TypeVar("E", bound=Exception)
+
+
 def error_of(call: Callable[..., object], *args: Any, **named: Any) -> MultinodeError:
     """What the call is refused with."""
-    with pytest.raises(MultinodeError) as caught:
+    return raised(MultinodeError, call, *args, **named)
+
+
+def raised(kind: type[E], call: Callable[..., object], *args: Any, **named: Any) -> E:
+    """What the call raises; for errors of the node's own code."""
+    with pytest.raises(kind) as caught:
         call(*args, **named)
     return caught.value
 
@@ -76,22 +85,50 @@ class Golden:
             told.append("\n".join(lines))
         self.check(f"{name}.txt", "\n\n".join(told) + "\n")
 
-    def check_errors(self, name: str, cases: Mapping[str, BaseException | None], directory: Path | None = None) -> None:
-        """Compare what each case was refused with: kind and node, message, hint and detail.
+    def check_errors(
+        self,
+        name: str,
+        cases: Mapping[str, BaseException | None],
+        directory: Path | None = None,
+        shown: Mapping[str, str] | None = None,
+    ) -> None:
+        """Compare what each case was refused with: kind and node, message, hint and detail; of others kind and text.
 
         Args:
             name: of the file.
             cases: errors by what was typed or read.
             directory: whose path is shown as DIR.
+            shown: further texts that differ from run to run, and what is shown for them.
         """
         told = []
         for case, error in cases.items():
-            assert isinstance(error, MultinodeError), (case, error)
+            if not isinstance(error, MultinodeError):
+                assert error is not None, case
+                told.append(f"# {case}\n{type(error).__name__}\n  {error}")
+                continue
             head = type(error).__name__ + (f" ({error.node})" if error.node else "")
             lines = [f"# {case}", head, f"  {error.message}", *(f"  > {line}" for line in error.hint_lines)]
             told.append("\n".join([*lines, *(f"  | {line}" for line in error.detail.splitlines())]))
+        self._check_shown(name, told, directory, shown)
+
+    def check_texts(
+        self,
+        name: str,
+        cases: Mapping[str, str],
+        directory: Path | None = None,
+        shown: Mapping[str, str] | None = None,
+    ) -> None:
+        """Compare what was printed in each case; `directory` and `shown` as in `check_errors`."""
+        self._check_shown(name, [f"# {case}\n{text.rstrip()}" for case, text in cases.items()], directory, shown)
+
+    def _check_shown(
+        self, name: str, told: Sequence[str], directory: Path | None, shown: Mapping[str, str] | None
+    ) -> None:
         text = "\n\n".join(told) + "\n"
-        self.check(f"{name}.txt", text if directory is None else text.replace(str(directory), "DIR"))
+        for one, word in {**({} if directory is None else {str(directory): "DIR"}), **(shown or {})}.items():
+            # As a word of its own: it may be a number.
+            text = re.sub(rf"(?<!\w){re.escape(one)}(?!\w)", word, text)
+        self.check(f"{name}.txt", text)
 
     def check_screen(
         self,

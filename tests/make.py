@@ -94,6 +94,7 @@ def plan(
     usual: dict[str, Any] = {
         "run_id": "r",
         "engine": "torchrun",
+        **({"framework": "llamafactory", "config_path": "job.yaml"} if fields.get("engine") == "llamafactory" else {}),
         "job": "train.py",
         "rendezvous": known,
         "nodes": planned,

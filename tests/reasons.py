@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from multinode.profile.step_split import PARTS, StepSplit
+from multinode.profile.step_split import PART_NAMES, StepSplit
 from multinode.stats.unknown import Unknown, unknown_fields
 
 if TYPE_CHECKING:
@@ -20,5 +20,5 @@ def split_reasons(split: StepSplit) -> dict[str, str]:
     """Of the parts of the mean step, and of what is known of the split beside them."""
     beside = {name: reason for name, reason in reasons(split).items() if name != "mean"}
     if isinstance(split.mean, Unknown):
-        return dict.fromkeys((*PARTS, "overlap"), split.mean.reason) | beside
+        return dict.fromkeys((*PART_NAMES, "overlap"), split.mean.reason) | beside
     return reasons(split.mean) | beside

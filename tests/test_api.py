@@ -154,7 +154,7 @@ def test_a_document_is_what_the_command_prints_and_has_no_secrets() -> None:
     assert found["nodes"] == [1, 2]
     assert "abcdefgh" not in found["token"]
     forecast = api.predict_from_benchmarks(ROOT / "configs/figures/two_boxes_lora.yaml")
-    assert api.document(forecast)["schema"] == "multinode.predict/2"
+    assert api.document(forecast)["schema"] == "multinode.predict/3"
 
 
 def test_a_stored_run_is_read_back_from_any_directory(tmp_path: Path) -> None:

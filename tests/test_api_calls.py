@@ -17,7 +17,6 @@ from multinode.cli.main import build_app
 from multinode.cli.panels import bounds
 from multinode.cli.verbs import load_verb
 from multinode.contrast.inputs import ContrastInput
-from multinode.errors import UsageError
 from multinode.job.planning import plan_launch
 from multinode.launch.inputs import CheckInput, LaunchInput
 from multinode.network.inputs import NcclTestInput
@@ -26,6 +25,7 @@ from multinode.sweep.inputs import SweepInput
 from multinode.tune.inputs import TuneInput
 from tests.cli.test_report import store_contrast
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN
+from tests.golden import error_of
 from tests.profile.observing import RUN, store_observed
 from tests.sweep.stored_sweep import store_sweep
 
@@ -194,7 +194,7 @@ def test_settings_of_a_job_are_mappings_or_words(hosts: Path) -> None:
     launch, _ = read_keywords(LaunchInput, "run_launch", options, hosts=str(hosts), words=("train.yaml",)).read(
         notes.append
     )
-    assert isinstance(launch.job, api.LlamaFactoryJob)
+    assert isinstance(launch.job, api.TrainingJob)
     config = launch.job.config
     assert (config["max_steps"], config["lora_target"]) == (50, "q_proj,v_proj")
     assert (config["report_to"], config["eval_dataset"]) == (["wandb"], None)
@@ -219,15 +219,16 @@ def test_nodes_are_a_file_a_list_or_a_name(hosts: Path, names: Any, capsys: pyte
     del hosts
     Path("multinode.toml").write_text('[hosts]\nmine = "hosts.txt"\n')
     # Nodes are known, and what is asked of them is refused before one is contacted.
-    with pytest.raises(api.UsageError, match="--min-nodes needs --restarts"):
-        api.run_launch(names, ["train.py"], min_nodes=1)
+    refused = error_of(api.run_launch, names, ["train.py"], min_nodes=1)
+    assert refused.message == "--min-nodes needs --restarts"
     assert capsys.readouterr().err == ""
 
 
 def test_a_sentence_of_the_call_goes_to_say_alone(hosts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
-    with pytest.raises(api.UsageError, match="--min-nodes"):
-        api.run_launch(hosts, ["conda", "run", "-n", "mine", "python", "train.py"], say=said.append, min_nodes=1)
+    conda = ["conda", "run", "-n", "mine", "python", "train.py"]
+    refused = error_of(api.run_launch, hosts, conda, say=said.append, min_nodes=1)
+    assert refused.message == "--min-nodes needs --restarts"
     assert said == ["conda run: on the nodes --setup 'conda activate mine'"]
     assert capsys.readouterr() == ("", "")
 
@@ -248,14 +249,13 @@ def test_a_report_is_shown_in_a_notebook_and_written(hosts: Path) -> None:
     assert Path("notes.md").read_text().rstrip() == str(shown)
     api.report(output="tables", form="csv")
     assert list(Path("tables").glob("*.csv"))
-    with pytest.raises(api.UsageError, match=r"unknown format \.pdf"):
-        api.report(output="page.pdf")
+    assert error_of(api.report, output="page.pdf").message == "--output page.pdf: unknown format .pdf"
 
 
 def test_a_report_has_the_tables_of_contrasts_and_sweeps(hosts: Path) -> None:
     root = hosts.parent / "runs"
     store_contrast(root, CONTRAST)
-    assert CONTRAST.verdict in api.report(CONTRAST_RUN.run_id)._repr_html_()
+    assert CONTRAST.verdict.message in api.report(CONTRAST_RUN.run_id)._repr_html_()
     sweep = store_sweep(root)
     html = api.report(sweep.run_id)._repr_html_()
     assert "out of memory" in html
@@ -274,11 +274,10 @@ def test_what_a_node_printed_is_text_in_a_notebook(hosts: Path) -> None:
 
 
 def test_advice_is_that_of_the_command(hosts: Path) -> None:
-    with pytest.raises(api.UsageError, match="there are no runs"):
-        api.advise()
+    assert error_of(api.advise).message == f"there are no runs in {hosts.parent / 'runs'} yet"
     store_observed(hosts.parent / "runs")
-    with pytest.raises(api.UsageError, match="--link: 'fast' is not a link rate"):
-        api.advise(link="fast")
+    told = "--link: 'fast' is not a link rate; write it as 100mbit, 1gbit or 2.5gbit"
+    assert error_of(api.advise, link="fast").message == told
     found = api.advise(RUN.run_id)
     done = CliRunner().invoke(build_app(), ["advise", "--json"], catch_exceptions=False)
     assert api.document(found) == json.loads(done.stdout)
@@ -302,5 +301,5 @@ def test_what_nccl_tests_printed_is_judged_in_one_call(tmp_path: Path) -> None:
     assert scan.verdict.code == "slow"
     assert scan.verdict.message in str(judged)
     assert "256 MiB" in judged._repr_html_().partition("<table")[2]
-    with pytest.raises(UsageError, match="link"):
-        api.read_nccl_test(output, link="fast")
+    told = "--link: 'fast' is not a link rate; write it as 100mbit, 1gbit or 2.5gbit"
+    assert error_of(api.read_nccl_test, output, link="fast").message == told

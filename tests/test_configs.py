@@ -14,7 +14,7 @@ import pytest
 from multinode.errors import JobError
 from multinode.job.deepspeed import parse_deepspeed, require_known
 from multinode.job.engines.accelerate import parse_accelerate
-from multinode.job.job import LlamaFactoryJob
+from multinode.job.job import TrainingJob
 from multinode.job.job_files import load_job
 from multinode.job.synthetic import with_synthetic
 from multinode.model.workload import read_settings
@@ -25,7 +25,7 @@ ACCELERATE = sorted((ROOT / "configs/accelerate").glob("*.yaml"))
 ZERO = sorted((ROOT / "configs/deepspeed").glob("*.json"))
 
 
-def load(name: str, monkeypatch: pytest.MonkeyPatch) -> LlamaFactoryJob:
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> TrainingJob:
     monkeypatch.chdir(ROOT)
     return load_job(Path(f"configs/{name}.yaml"))
 

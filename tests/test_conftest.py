@@ -24,13 +24,3 @@ def test_a_test_that_leaves_something_changed_fails_and_the_next_one_does_not(
     result = pytester.runpytest_subprocess("-p", "no:randomly")
     result.assert_outcomes(passed=2, errors=1)
     result.stdout.fnmatch_lines([complaint])
-
-
-def test_a_test_that_uses_monkeypatch_passes(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest(_RULE)
-    pytester.makepyfile(
-        "def test_careful(monkeypatch, tmp_path):\n"
-        "    monkeypatch.setenv('HOME', str(tmp_path))\n"
-        "    monkeypatch.chdir(tmp_path)\n"
-    )
-    pytester.runpytest_subprocess("-p", "no:randomly").assert_outcomes(passed=1)

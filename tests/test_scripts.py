@@ -22,6 +22,7 @@ _SCRIPTS = (
     "scripts/demo",
     "scripts/gpu-report",
     "scripts/make_pictures",
+    "scripts/train-framework",
     "scripts/release-check",
     ".ci/run",
 )
@@ -75,8 +76,8 @@ class Checkout:
         self.programs = root / "programs"
         self._calls = root / "calls"
         (self.root / "scripts").mkdir(parents=True)
-        for name in ("scripts/setup", "scripts/demo", "scripts/test", "scripts/isolate", "scripts/gpu-report"):
-            shutil.copy(_ROOT / name, self.root / name)
+        for name in ("setup", "demo", "test", "isolate", "gpu-report", "train-framework"):
+            shutil.copy(_ROOT / "scripts" / name, self.root / "scripts" / name)
         (self.root / "pyproject.toml").write_text("[project]\n")
         self.lock = self.root / "requirements/lock.txt"
         self.lock.parent.mkdir()
@@ -200,7 +201,11 @@ def test_setup_without_a_gpu_removes_what_links_against_cuda(checkout: Checkout)
 def test_setup_warns_of_a_cuda_build_without_a_gpu_and_leaves_it(checkout: Checkout) -> None:
     done = checkout.run("scripts/setup", TORCH="13.0 2.13.0+cu130")
     assert done.returncode == 0
-    assert "warning: torch 2.13.0+cu130 is a CUDA build" in done.stdout
+    told = (
+        "setup: warning: torch 2.13.0+cu130 is a CUDA build, which this machine without a GPU cannot use; it works, "
+        "but is large"
+    )
+    assert [line for line in done.stdout.splitlines() if "warning" in line] == [told]
     assert not any("uninstall" in call for call in checkout.calls("python"))
 
 
@@ -226,6 +231,27 @@ def test_a_gpu_report_runs_in_the_interpreter_that_is_named_and_makes_no_environ
     done = checkout.run("scripts/gpu-report", "--output", "page.md", NO_GPU="0", PYTHON="own-python")
     assert done.stdout.strip() == f"{checkout.root} scripts/gpu_report.py --output page.md"
     assert checkout.installs() == []
+
+
+def test_a_framework_is_installed_once_with_torch_in_an_environment_of_its_own(checkout: Checkout) -> None:
+    checkout.run("scripts/setup")
+    trained = "scripts/train_framework.py swift "
+    for installs in (["torch==2.13.0 ms-swift==4.6.0"], []):
+        done = checkout.run("scripts/train-framework", "swift")
+        assert done.returncode == 0, done.stderr
+        assert [call.split(" off ")[1] for call in checkout.installs()] == installs
+        assert checkout.calls("python")[-1] == f"{trained}{checkout.root}/.venv/swift/bin/python"
+    assert checkout.run("scripts/train-framework", "trl", PYTHON="own-python").returncode == 0
+    assert checkout.calls("python") == ["scripts/train_framework.py trl own-python"]
+
+
+def test_a_framework_that_has_no_release_or_no_installation_is_not_trained(checkout: Checkout) -> None:
+    done = checkout.run("scripts/train-framework", "unknown")
+    assert (done.returncode, done.stderr) == (2, "usage: scripts/train-framework axolotl|swift|trl\n")
+    checkout.run("scripts/setup")
+    failed = checkout.run("scripts/train-framework", "axolotl", PIP_FAILS="1", PIP_SAYS="no such release")
+    assert (failed.returncode, failed.stderr.splitlines()[-1]) == (1, "no such release")
+    assert not any("train_framework" in call for call in checkout.calls("python"))
 
 
 def test_a_second_setup_does_nothing_and_says_nothing(checkout: Checkout) -> None:
@@ -254,8 +280,10 @@ def test_setup_installs_again_when_the_lock_file_has_changed(checkout: Checkout)
 def test_setup_shows_the_end_of_what_pip_said_and_starts_anew_the_next_time(checkout: Checkout) -> None:
     failed = checkout.run("scripts/setup", PIP_FAILS="1", PIP_SAYS="ERROR: no space left")
     assert failed.returncode == 1
-    assert "ERROR: no space left" in failed.stderr
-    assert "pip failed; all of its output: .venv/setup.log" in failed.stderr
+    assert failed.stderr.splitlines() == [
+        "ERROR: no space left",
+        "setup: pip failed; all of its output: .venv/setup.log",
+    ]
     (checkout.root / ".venv" / "half-installed").touch()
     assert checkout.run("scripts/setup").returncode == 0
     assert not (checkout.root / ".venv" / "half-installed").exists()
@@ -408,5 +436,8 @@ def test_a_release_is_not_checked_without_the_python_that_was_asked_for() -> Non
         [_ROOT / "scripts/release-check", "3.11", "3.99"], capture_output=True, text=True, timeout=60, check=False
     )
     assert checked.returncode == 1
-    assert "there is no Python 3.99" in checked.stderr
+    assert checked.stderr == (
+        "release-check: there is no Python 3.99 (3.11 or newer) on PATH or in pyenv; by its path: "
+        f"{_ROOT / 'scripts/release-check'} PATH\n"
+    )
     assert "building" not in checked.stdout

@@ -53,7 +53,7 @@ QUESTIONS = {
     "latency many small all_reduce": "does-latency-matter-many-small-reductions",
     "zero_hpz_partition_size mics_shard_size": "zero-hpz-mics-or-hybrid-sharding-what-keeps-zero-3-within-a-node",
 }
-# Texts from the trackers of PyTorch, NCCL, LLaMA-Factory and DeepSpeed, and the page that answers each.
+# Texts from the trackers of PyTorch, NCCL, LLaMA-Factory and DeepSpeed, then questions; and the page that answers each.
 SEARCHES = {
     (
         "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=1, "
@@ -108,6 +108,18 @@ SEARCHES = {
     "No space left on device": "reference/troubleshooting/#disk-full",
     "iperf fast but all_reduce_perf slow 10Gbit": "faq/#iperf3-is-fast-and-training-is-slow-why",
     "Socket Timeout waiting for key default_pg store->get('0')": "reference/troubleshooting/#store-timeout",
+    "train in docker containers on two machines": "how-to/nodes-of-other-kinds/#nodes-that-train-in-docker-containers",
+    "conda environment on every node": "how-to/nodes-of-other-kinds/#uv-and-conda-on-the-nodes",
+    "how do I copy my model to all nodes": "how-to/copy-models-and-data/",
+    "training hangs, which rank is behind": "how-to/find-out-why-a-run-failed/#when-it-hangs",
+    "secret HF_TOKEN environment variable on nodes": "how-to/launch-on-your-nodes/#variables-and-secrets",
+    "what does exposed communication mean": (
+        "how-to/see-where-the-time-goes/#what-exposed-communication-and-the-other-figures-mean"
+    ),
+    "resume training from checkpoint after node failure": "how-to/runs-that-survive-failures/",
+    "how many repeats for a confidence interval": "explanation/uncertainty/",
+    "run on a Slurm cluster with sbatch": "how-to/on-a-slurm-cluster/",
+    "predict speed on another network before buying a switch": "how-to/predict-another-network/",
 }
 _LOOKED_AT = 5
 
@@ -185,8 +197,20 @@ def test_versions_stand_beside_each_other_and_the_newest_is_first(site: Path) ->
 
 def test_pages_in_chinese_are_a_site_of_their_own_and_lead_to_each_other(site: Path) -> None:
     locations = {one["location"].partition("#")[0] for one in documents(site, "zh")}
-    pages = ("tutorial/first-steps", "faq", "reference/hostfile", "reference/troubleshooting")
-    guides = ("launch-on-your-nodes", "come-from-another-launcher", "train-over-slow-ethernet")
+    pages = (
+        "tutorial/first-steps",
+        "which-command",
+        "reading-the-output",
+        "faq",
+        "reference/hostfile",
+        "reference/troubleshooting",
+    )
+    guides = (
+        "compare-one-node-with-many",
+        "launch-on-your-nodes",
+        "come-from-another-launcher",
+        "train-over-slow-ethernet",
+    )
     assert locations == {"", "docs/", *(f"docs/{one}/" for one in pages), *(f"docs/how-to/{one}/" for one in guides)}
     number = version(site)
     sections = re.findall(r"\n\*\*(.+)\*\*\n", (_ROOT / "docs" / "README.zh-CN.md").read_text())

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from multinode.findings.finding import Finding
     from multinode.job.code_tree import CodeTree
     from multinode.job.engines.engine import Engine
-    from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, ScriptJob
+    from multinode.job.job import Job, JobEnvironment, ScriptJob, TrainingJob
     from multinode.job.launch_options import LaunchOptions
     from multinode.job.synthetic import with_synthetic
     from multinode.launch.context import (
@@ -91,7 +91,6 @@ __all__ = [
     "Launched",
     "LeverAxes",
     "Levers",
-    "LlamaFactoryJob",
     "Message",
     "MultinodeError",
     "Node",
@@ -112,6 +111,7 @@ __all__ = [
     "Strategy",
     "Summary",
     "TraceWindow",
+    "TrainingJob",
     "TuneReport",
     "Tuned",
     "UsageError",
@@ -166,7 +166,7 @@ _FROM = {
     "check.rule": ("CheckFinding",),
     "findings.finding": ("Finding",),
     "cluster.cluster": ("Cluster", "Node"),
-    "job.job": ("Job", "JobEnvironment", "LlamaFactoryJob", "ScriptJob"),
+    "job.job": ("Job", "JobEnvironment", "TrainingJob", "ScriptJob"),
     "records.benchmark": ("CollectiveTest", "Message"),
     "job.code_tree": ("CodeTree",),
     "job.engines.engine": ("Engine",),

@@ -53,14 +53,14 @@ _WIDTH = 100
 
 @takes(CheckInput, "check")
 def run_check(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[CheckReport]:
-    """Find what would break a training on these nodes, as `multinode check`.
+    """Find problems that would break a training job on these nodes, like `multinode check`.
 
     Args:
-        hosts: a hostfile, a list of names, `@name` of multinode.toml, `lab` or `auto`; None is that of `--hosts`.
-        job: the path of a YAML, or the words of a command: `["train.py", "--lr", "1e-4"]`; None checks what any
+        hosts: a hostfile, a list of names, `@name` of multinode.toml, `lab` or `auto`. None: the default of `--hosts`.
+        job: the path of a YAML, or the words of a command: `["train.py", "--lr", "1e-4"]`. None: check only what any
             training needs.
-        say: is told each stage in a line; None is silent.
-        options: those of the command, with underscores.
+        say: called with one line for each stage. None: silent.
+        options: the options of the command, with underscores.
 
     Raises:
         UsageError: a keyword, the hostfile or the job is wrong.
@@ -74,18 +74,18 @@ def run_check(hosts: Names = None, job: JobWords = None, *, say: Say = print, **
 
 @takes(LaunchInput, "launch")
 def run_launch(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[Launched]:
-    """Run a training on every node to its end, as `multinode launch`. A run that fails is a result.
+    """Run a training job on every node to its end, like `multinode launch`. A failed run is a result, not an error.
 
     Args:
         hosts: as for `run_check`.
-        job: as for `run_check`; None is the default job.
-        say: is told each stage, and every 30 seconds the progress, in a line; None is silent.
-        options: those of the command, with underscores.
+        job: as for `run_check`. None: the default job.
+        say: called with one line for each stage, and every 30 seconds with the progress. None: silent.
+        options: the options of the command, with underscores.
 
     Raises:
         UsageError: a keyword, the hostfile or the job is wrong.
-        NodeError, NodeFailed: as `launch`; nothing was started.
-        MultinodeError: what `fetch` names could not be fetched from a run that succeeded.
+        NodeError, NodeFailed: as for `launch`; nothing was started.
+        MultinodeError: the run succeeded, but a path in `fetch` could not be fetched.
     """
     options.setdefault("notify", os.environ.get("MULTINODE_NOTIFY"))
     given = read_keywords(LaunchInput, "run_launch", options, hosts=read_hosts(hosts), **read_job(job))
@@ -111,20 +111,20 @@ def run_launch(hosts: Names = None, job: JobWords = None, *, say: Say = print, *
 
 @takes(ContrastInput, "contrast")
 def run_contrast(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[Contrasted]:
-    """Run a job on one node and on many, and say which is faster and why, as `multinode contrast`.
+    """Compare one node with many: which is faster, and why, like `multinode contrast`.
 
-    The same call goes on with what was interrupted.
+    If the measurement was interrupted, the same call resumes it.
 
     Args:
         hosts: as for `run_check`.
         job: as for `run_launch`.
         say: as for `run_launch`.
-        options: those of the command, with underscores.
+        options: the options of the command, with underscores.
 
     Raises:
-        UsageError: a keyword, the hostfile or the job is wrong, or the mode does not allow it.
-        RunFailed: a run did not end well.
-        NodeError, NodeFailed: as `launch`.
+        UsageError: a keyword, the hostfile or the job is wrong, or the mode is not possible.
+        RunFailed: a run failed.
+        NodeError, NodeFailed: as for `launch`.
     """
     given = read_keywords(ContrastInput, "run_contrast", options, hosts=read_hosts(hosts), **read_job(job))
     launch, request = given.read(_note(say))
@@ -141,18 +141,18 @@ def run_contrast(hosts: Names = None, job: JobWords = None, *, say: Say = print,
 def run_nccl_test(
     hosts: Names = None, collectives: str | Iterable[str] = "all_reduce", *, say: Say = print, **options: Any
 ) -> Result[ScanReport] | Result[TuneReport]:
-    """Measure collectives over the nodes with their own torch, and judge the network, as `multinode nccl-test`.
+    """Measure collectives with the nodes' own torch, and judge the network, like `multinode nccl-test`.
 
     Args:
         hosts: as for `run_check`.
-        collectives: one, or several: `["all_reduce", "sendrecv"]`.
+        collectives: one name, or a list: `["all_reduce", "sendrecv"]`.
         say: as for `run_launch`.
-        options: those of the command, with underscores; with `tune=True` NCCL's settings are measured.
+        options: those of the command, with underscores. `tune=True` measures NCCL settings.
 
     Raises:
         UsageError: a keyword or the hostfile is wrong.
-        RunFailed: it did not end well.
-        NodeError, NodeFailed: as `launch`.
+        RunFailed: the test failed.
+        NodeError, NodeFailed: as for `launch`.
     """
     names = (collectives,) if isinstance(collectives, str) else tuple(collectives)
     given = read_keywords(NcclTestInput, "run_nccl_test", options, hosts=read_hosts(hosts), collectives=names)
@@ -182,18 +182,18 @@ def read_nccl_test(  # noqa: PLR0913 - each is an option of the command
     workers_per_node: int | None = None,
     rdma: bool | None = None,
 ) -> Result[ReadReport]:
-    """Judge what nccl-tests, iperf3 or perftest printed, as `multinode nccl-test --read`.
+    """Judge the output of nccl-tests, iperf3 or perftest, like `multinode nccl-test --read`.
 
     Args:
-        files: that have the output, one or several.
-        collective: if the output does not name it.
+        files: one or several files with the output.
+        collective: its name, if the output does not contain it.
         link: rate of a node's NICs, `100gbit` or `8x400gbit`.
-        nodes: if the output does not name them.
-        workers_per_node: processes on each.
+        nodes: number of nodes, if the output does not contain it.
+        workers_per_node: number of processes on each node.
         rdma: whether NCCL used RDMA.
 
     Raises:
-        UsageError: a file cannot be read, or has no output of a known program.
+        UsageError: a file cannot be read, or it contains no output of a known program.
     """
     from multinode.network.read_scan import read_missing, read_scans
 
@@ -205,20 +205,20 @@ def read_nccl_test(  # noqa: PLR0913 - each is an option of the command
 
 @takes(SweepInput, "sweep")
 def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[CellTable]:
-    """Measure a job over a grid of settings, nodes and workers, as `multinode sweep`.
+    """Measure a job over a grid of settings, nodes and workers, like `multinode sweep`.
 
-    The same call goes on with what was interrupted. `grid={"per_device_train_batch_size": [1, 2, 4]}` of a YAML,
-    `grid_arg={"--batch": [1, 2, 4]}` of a script.
+    If the measurement was interrupted, the same call resumes it. Use `grid={"per_device_train_batch_size": [1, 2, 4]}`
+    with a YAML, and `grid_arg={"--batch": [1, 2, 4]}` with a script.
 
     Args:
         hosts: as for `run_check`.
         job: as for `run_launch`.
         say: as for `run_launch`.
-        options: those of the command, with underscores.
+        options: the options of the command, with underscores.
 
     Raises:
         UsageError: a keyword, the hostfile, the job or the grid is wrong.
-        NodeError, NodeFailed: as `launch`, of the first cells.
+        NodeError, NodeFailed: as for `launch`, for the first cells.
     """
     given = read_keywords(SweepInput, "sweep", options, hosts=read_hosts(hosts), **read_job(job))
     note = _note(say)
@@ -233,21 +233,21 @@ def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **opti
 
 @takes(TuneInput, "tune")
 def tune(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[Tuned]:
-    """Find the change that reaches the loss of a training fastest, or trains fastest, as `multinode tune`.
+    """Find the change that reaches a given loss fastest, or that trains fastest, like `multinode tune`.
 
-    With `judge="speed"` changes are judged by samples/s. With `from_="last"` they are chosen by predictions from a
-    stored run. The same call goes on with what was interrupted.
+    `judge="speed"` judges changes by samples/s. `from_="last"` chooses them by predictions from a
+    stored run. If the measurement was interrupted, the same call resumes it.
 
     Args:
         hosts: as for `run_check`.
         job: as for `run_launch`.
         say: as for `run_launch`.
-        options: those of the command, with underscores.
+        options: the options of the command, with underscores.
 
     Raises:
         UsageError: a keyword, the hostfile or the job is wrong, or the job cannot be tuned.
-        RunFailed: the unchanged training did not end well.
-        NodeError, NodeFailed: as `launch`.
+        RunFailed: the unchanged training failed.
+        NodeError, NodeFailed: as for `launch`.
     """
     given = read_keywords(TuneInput, "tune", options, hosts=read_hosts(hosts), **read_job(job))
     refuse_other_judge({name for name, value in options.items() if value is not None}, given.judge)

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from multinode.job.code_tree import CodeTree
-    from multinode.job.job import LlamaFactoryJob
+    from multinode.job.job import TrainingJob
     from multinode.launch.context import Launch, Launched, RunContext
     from multinode.launch.restart import RestartOptions
     from multinode.records.plan import LaunchPlan
 
 
-def load_job(path: str | Path, overrides: Sequence[str] = (), deepspeed: Sequence[str] = ()) -> LlamaFactoryJob:
-    """A LLaMA-Factory YAML, and the DeepSpeed JSON that it names. A script is `ScriptJob(argv=("train.py", "--lr=1"))`.
+def load_job(path: str | Path, overrides: Sequence[str] = (), deepspeed: Sequence[str] = ()) -> TrainingJob:
+    """Load a LLaMA-Factory YAML and the DeepSpeed JSON that it names. For a script: `ScriptJob(argv=("train.py",))`.
 
     Args:
         path: the YAML.
-        overrides: keys of it that are replaced: `max_steps=50`.
-        deepspeed: keys of the DeepSpeed JSON that are replaced for this run alone: `zero_optimization.stage=3`.
+        overrides: keys to override, such as `max_steps=50`.
+        deepspeed: keys of the DeepSpeed JSON to override for this run only, such as `zero_optimization.stage=3`.
 
     Raises:
-        UsageError: a file cannot be read or is wrong, or there is no JSON to edit.
+        UsageError: a file cannot be read or is invalid, or there is no DeepSpeed JSON to edit.
     """
     from multinode.job.deepspeed import parse_deepspeed_edits
     from multinode.job.job_files import load_job as load
@@ -32,12 +32,12 @@ def load_job(path: str | Path, overrides: Sequence[str] = (), deepspeed: Sequenc
 
 
 def read_code(directory: str | Path) -> CodeTree:
-    """The files of a directory that git does not ignore: `Launch(code=...)` copies them to every node.
+    """Read the files of a directory that git does not ignore. `Launch(code=...)` copies them to every node.
 
     The job runs in the copy, as with `multinode launch --copy-code`.
 
     Raises:
-        UsageError: there are none, or too many or too large; or git cannot be asked.
+        UsageError: there are no files, too many, or too large ones; or git failed.
     """
     from multinode.job.code_tree import read_code as read
     from multinode.records.run_directory import runs_root
@@ -46,16 +46,16 @@ def read_code(directory: str | Path) -> CodeTree:
 
 
 def plan(launch: Launch, restarts: RestartOptions | None = None) -> LaunchPlan:
-    """The command and place of every node as far as the hostfile gives them, as `multinode launch --dry-run`.
+    """Plan the command of every node as far as the hostfile determines it, like `multinode launch --dry-run`.
 
-    No node is asked: what a probe would have said is marked as assumed.
+    It contacts no node: values that a probe would find are marked as assumed.
 
     Args:
-        launch: the job, the nodes, and how it is run.
+        launch: the job, the nodes, and how to run it.
         restarts: as for `launch`.
 
     Raises:
-        UsageError: what `connect` and `launch` refuse before they ask a node.
+        UsageError: `connect` or `launch` would refuse this before contacting a node.
     """
     from multinode.launch.offline import plan_offline
 
@@ -63,20 +63,20 @@ def plan(launch: Launch, restarts: RestartOptions | None = None) -> LaunchPlan:
 
 
 def launch(launch: Launch, context: RunContext, restarts: RestartOptions | None = None) -> Launched:
-    """Run a job on all nodes to its end, and sum up what was measured, as `multinode launch`.
+    """Run a job on all nodes to its end, and summarize the measurements, like `multinode launch`.
 
-    A run that fails is a result: `launched.run.status`, `launched.run.first_failure`. Another thread stops the run on
-    every node with `context.stop.ask("why")`.
+    A failed run is a result: see `launched.run.status` and `launched.run.first_failure`. To stop the run on every node,
+    call `context.stop.ask("why")` in another thread.
 
     Args:
-        launch: the job, the nodes, and how it is run.
+        launch: the job, the nodes, and how to run it.
         context: the connections to the nodes.
-        restarts: whether and how often a run that fails starts again from its last checkpoint; None is never.
+        restarts: how a failed run is restarted from its last checkpoint. None: never.
 
     Raises:
-        UsageError: the job cannot be laid out over these nodes, or cannot go on from a checkpoint.
-        NodeError: a node could not be reached.
-        NodeFailed: a check found what would break the run. Nothing was started, as with the other two.
+        UsageError: the job cannot run on these nodes, or it cannot resume from a checkpoint.
+        NodeError: a node could not be reached. Nothing was started.
+        NodeFailed: a check found a problem that would break the run. Nothing was started.
     """
     if restarts is not None:
         from multinode.launch.restarts import launch_with_restarts

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def predict(names: Sequence[str], request: ForecastRequest | None = None, *, runs: Path | None = None) -> Forecast:
-    """Predict other networks, nodes and settings from stored runs, as `multinode predict`.
+    """Predict the speed with other networks, nodes and settings from stored runs, like `multinode predict`.
 
     Args:
-        names: of runs of one training, and of an nccl-test: ids, their beginnings, or `last`; a contrast has its own.
-        request: what is predicted; None is the usual links for what was measured.
-        runs: the directory of all runs; None is $MULTINODE_RUNS, else `runs` in the working directory.
+        names: runs of the same training job, and an nccl-test: ids, their beginnings, or `last`. A contrast has both.
+        request: what to predict. None: common link rates for the measured training.
+        runs: the directory of all runs. None: $MULTINODE_RUNS, or `runs` in the working directory.
 
     Raises:
-        UsageError: there is no such run, they say too little, or what is asked for cannot be.
+        UsageError: a run does not exist, the runs lack data, or the request is impossible.
     """
     from multinode.predict.request import forecast_runs
     from multinode.records.run_directory import runs_root
@@ -33,10 +33,10 @@ def predict(names: Sequence[str], request: ForecastRequest | None = None, *, run
 
 
 def predict_from_benchmarks(path: str | Path, request: ForecastRequest | None = None) -> Forecast:
-    """Predict from a file of published figures, as `multinode predict --benchmarks`.
+    """Predict the speed from a file of published figures, like `multinode predict --benchmarks`.
 
     Raises:
-        UsageError: the file is not what it should be, or what is asked for cannot be.
+        UsageError: the file is invalid, or the request is impossible.
     """
     from multinode.predict.request import forecast_benchmarks
 
@@ -46,16 +46,16 @@ def predict_from_benchmarks(path: str | Path, request: ForecastRequest | None = 
 def advise(
     *names: str, link: str | None = None, link_measured: str | None = None, runs: Path | None = None
 ) -> Result[Recommendations]:
-    """Which changes would make a measured training faster, by how much, and how to make them, as `multinode advise`.
+    """Rank changes that would make a measured training job faster, like `multinode advise`.
 
     Args:
-        names: of runs: ids, their beginnings, or `last`, which is the default.
-        link: the rate of the links that is assumed, such as `10gbit`; None is the measured one.
-        link_measured: the rate of the links of the runs, if their NICs did not report it.
-        runs: the directory of all runs; None is $MULTINODE_RUNS, else `runs` in the working directory.
+        names: runs: ids, their beginnings, or `last`, which is the default.
+        link: link rate to assume, such as `10gbit`. None: the measured one.
+        link_measured: link rate of the runs, if their NICs did not report it.
+        runs: the directory of all runs. None: $MULTINODE_RUNS, or `runs` in the working directory.
 
     Raises:
-        UsageError: there is no such run, they say too little, or a rate is none.
+        UsageError: a run does not exist, the runs lack data, or a rate is invalid.
     """
     from multinode.api.result import Result
     from multinode.predict.advice_screen import show
@@ -79,17 +79,17 @@ def report(
     say: Callable[[str], None] = lambda _: None,
     runs: Path | None = None,
 ) -> Result[Report]:
-    """Everything that is known of runs, as `multinode report`; a notebook shows it without charts.
+    """Report everything that is known about runs, like `multinode report`. A notebook shows it without charts.
 
     Args:
-        names: of runs: ids, their beginnings, or `last`, which is the default.
-        output: the file that is written, or a directory; None writes nothing.
-        form: `html`, `markdown`, `csv`, `json` or `table`; None is what the ending of `output` says.
-        say: is told what is read.
-        runs: the directory of all runs; None is $MULTINODE_RUNS, else `runs` in the working directory.
+        names: runs: ids, their beginnings, or `last`, which is the default.
+        output: file or directory to write. None: write nothing.
+        form: `html`, `markdown`, `csv`, `json` or `table`. None: according to the suffix of `output`.
+        say: called with one line for each stage.
+        runs: the directory of all runs. None: $MULTINODE_RUNS, or `runs` in the working directory.
 
     Raises:
-        UsageError: there is no such run, or `output` cannot be written.
+        UsageError: a run does not exist, or `output` cannot be written.
     """
     from multinode.api.result import Result
     from multinode.records.run_directory import runs_root
@@ -115,14 +115,14 @@ def report(
 
 
 def load_run(name: str = "last", *, runs: Path | None = None) -> StoredRun:
-    """A run read back, as `multinode show`: its record, its figures, and the directory that has all the rest.
+    """Load a stored run: its record, its figures, and its directory with everything else.
 
     Args:
-        name: its id, the beginning of it, or `last`.
-        runs: the directory of all runs; None is $MULTINODE_RUNS, else `runs` in the working directory.
+        name: the run's id, its beginning, or `last`.
+        runs: the directory of all runs. None: $MULTINODE_RUNS, or `runs` in the working directory.
 
     Raises:
-        UsageError: there is no such run.
+        UsageError: the run does not exist.
     """
     from multinode.records.run_directory import runs_root
     from multinode.runs.stored_run import load_run as load
@@ -131,7 +131,7 @@ def load_run(name: str = "last", *, runs: Path | None = None) -> StoredRun:
 
 
 def document(result: object) -> Any:
-    """A result as the command prints it with `--json`: dicts, lists, text and numbers, without secrets."""
+    """Convert a result to what the command prints with `--json`: dicts, lists, text and numbers, without secrets."""
     from multinode.secret_values import redacted
 
     return redacted(result)

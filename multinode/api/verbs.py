@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from multinode.check.check import CheckOptions, CheckReport
     from multinode.cluster.cluster import Cluster
@@ -20,19 +22,20 @@ if TYPE_CHECKING:
 def check(
     cluster: Cluster, context: RunContext, job: Job | None = None, options: CheckOptions | None = None
 ) -> CheckReport:
-    """Ask every node, connect all with each other, and say what would break a training, as `multinode check`.
+    """Probe every node, connect all of them with each other, and report problems, like `multinode check`.
 
-    What a node does wrong is a finding, not an error; `report.ok` says whether any would break a training.
+    A problem on a node is a finding, not an error. `report.ok` is False if a finding would break a training.
 
     Args:
         cluster: the nodes.
-        context: the connections to them.
-        job: what is to be trained; None checks what any training needs.
-        options: how it is to be launched, and whether the nodes stream to each other.
+        context: the connections to the nodes.
+        job: the training. None: check only what any training needs.
+        options: how the job will be launched, and whether to measure streams between the nodes.
     """
     from multinode.check.check import CheckOptions, check_cluster
 
-    return check_cluster(context.agent, cluster, job, options or CheckOptions(), context.say)
+    options = msgspec.structs.replace(options or CheckOptions(), runs=context.runs)
+    return check_cluster(context.agent, cluster, job, options, context.say)
 
 
 def copy(
@@ -41,20 +44,20 @@ def copy(
     request: CopyRequest,
     observe: Callable[[CopyProgress], None] = lambda _: None,
 ) -> CopyReport:
-    """Make files and directories equal on all nodes, from the one that has them, as `multinode copy`.
+    """Copy files and directories from one node to all others, like `multinode copy`.
 
-    A node that fails is left out and the others get theirs; `report.ok` says whether all are equal.
+    If a node fails, the copy continues with the others. `report.ok` is True if all nodes have the same files.
 
     Args:
         cluster: the nodes.
-        context: the connections to them.
-        request: the paths, and who has them.
-        observe: is shown the progress, a few times per second.
+        context: the connections to the nodes.
+        request: the paths and their source.
+        observe: called with the progress, a few times per second.
 
     Raises:
-        UsageError: nobody has the paths, or nodes have different ones and none was named.
-        NodeError, NodeFailed: the source failed, or a node has no room, and nothing was written.
-        Interrupted: it was broken off; the same copy sends the rest.
+        UsageError: no node has the paths, or nodes have different content and the request names no source.
+        NodeError, NodeFailed: the source failed, or a node lacks disk space; nothing was written.
+        Interrupted: the user stopped it; the same copy sends the rest.
     """
     from multinode.copy.paths import copy_paths
 
@@ -62,17 +65,17 @@ def copy(
 
 
 def nccl_test(launch: Launch, context: RunContext, extent: Extent | None = None) -> ScanReport:
-    """Measure collectives over the nodes with their own torch, and judge the network, as `multinode nccl-test`.
+    """Measure collectives with the nodes' own torch, and judge the network, like `multinode nccl-test`.
 
     Args:
         launch: its job is a CollectiveTest; `workers_per_node=1` measures the network between the nodes.
         context: the connections to the nodes.
-        extent: what is measured beside the collectives; None is raw TCP between neighbours.
+        extent: what to measure in addition to the collectives. None: raw TCP between neighbors.
 
     Raises:
-        RunFailed: it did not end well.
-        Interrupted: it was stopped.
-        UsageError, NodeError, NodeFailed: as `launch`.
+        RunFailed: the test failed.
+        Interrupted: the user stopped it.
+        UsageError, NodeError, NodeFailed: as for `launch`.
     """
     from multinode.network.measure import Extent
     from multinode.network.measure import nccl_test as measure
@@ -88,22 +91,22 @@ def contrast(
     repeats: int = 1,
     fresh: bool = False,
 ) -> Contrasted:
-    """Run a job on one node and on many, and say which is faster, by how much and why, as `multinode contrast`.
+    """Compare one node with many: which is faster, by how much, and why, like `multinode contrast`.
 
-    Every side trains as many steps as the job has: `cut_job` leaves those that a comparison needs.
+    Each side runs all steps of the job. `cut_job` limits the job to the steps that a comparison needs.
 
     Args:
         launch: the job and all nodes.
         context: the connections to the nodes.
-        request: which sides; None is one node against all, with what node 0's slots allow.
-        repeats: how often each side is measured, in turns.
-        fresh: measures everything again; otherwise an interrupted contrast of the same request goes on.
+        request: the sides. None: one node and all nodes, in the mode that the slots of node 0 allow.
+        repeats: number of repeats per side, interleaved.
+        fresh: whether to measure everything again. Otherwise, an interrupted contrast of the same request is resumed.
 
     Raises:
-        UsageError: the hostfile or the mode does not allow it.
-        RunFailed: a run did not end well.
-        Interrupted: it was stopped.
-        NodeError, NodeFailed: as `launch`.
+        UsageError: the hostfile or the mode does not allow the contrast.
+        RunFailed: a run failed.
+        Interrupted: the user stopped it.
+        NodeError, NodeFailed: as for `launch`.
     """
     from multinode.contrast.measure import ContrastRequest
     from multinode.contrast.measure import contrast as measure

@@ -25,16 +25,16 @@ _OTHERS_MORE = 0.25
 _FEWER_CORES = 0.9
 _NOTHING = WorkerUse(seconds=0.0)
 
-_PACE = "the slower device sets the pace of a training: train on identical devices, or give it less work"
+_PACE = "the slowest device sets the pace of the training: train on identical devices, or give the slow one less work"
 _SAME_VERSIONS = "install the versions of the other nodes on {node!s}, and measure again"
-_HOLDER = "find the process, and whether you may stop it: "
+_HOLDER = "find the process, and stop it if you may: "
 
 CAUSES = CauseRules("Likely causes: a device in bench")
 _OTHER_DEVICE = CAUSES.cause(
     "other_name",
     cause="device",
-    about="another device than its peers",
-    message="{node} has {name}, {they} {peers_name}",
+    about="a different device from its peers",
+    message="{node} has {name}, compared with {peers_name} on {they}",
     hint=_PACE,
     figures=("name", "peers_name"),
 )
@@ -42,24 +42,24 @@ _OTHER_VERSIONS = (
     CAUSES.cause(
         "other_torch",
         cause="software",
-        about="another version of torch than its peers",
-        message="{node} has torch {torch}, {they} {peers_torch}",
+        about="a different version of torch from its peers",
+        message="{node} has torch {torch}, compared with {peers_torch} on {they}",
         hint=_SAME_VERSIONS,
         figures=("torch", "peers_torch"),
     ),
     CAUSES.cause(
         "other_cuda",
         cause="software",
-        about="a torch built with another CUDA than that of its peers",
-        message="{node} has torch built with CUDA {cuda}, {they} {peers_cuda}",
+        about="a torch built with a different version of CUDA from that of its peers",
+        message="{node} has torch built with CUDA {cuda}, compared with {peers_cuda} on {they}",
         hint=_SAME_VERSIONS,
         figures=("cuda", "peers_cuda"),
     ),
     CAUSES.cause(
         "other_capability",
         cause="software",
-        about="kernels for another architecture than those of its peers",
-        message="{node} has kernels for {capability}, {they} {peers_capability}",
+        about="kernels for a different architecture from those of its peers",
+        message="{node} has kernels for {capability}, compared with {peers_capability} on {they}",
         hint=_SAME_VERSIONS,
         figures=("capability", "peers_capability"),
     ),
@@ -77,14 +77,14 @@ _FEW_CORES = CAUSES.cause(
     cause="threads",
     about="fewer cores per worker than its peers",
     message="cores available to a worker: {cores} on {node}, {peers_cores:g} on {they}",
-    hint="see the cores available to its workers: ssh {node} nproc; a cpuset or taskset reduces them",
+    hint="check how many cores its workers may use: ssh {node} nproc; a cpuset or taskset reduces them",
     figures=("cores", "peers_cores"),
 )
 _GPU_IN_USE = CAUSES.cause(
     "gpu_in_use",
     cause="other_load",
-    about="another process that used its GPU, but none those of its peers",
-    message="before the measurement {holders} used its GPU",
+    about="another process that used its GPU, while those of its peers were free",
+    message="before the measurement, {holders} used its GPU",
     hint=_HOLDER + "ssh {node} nvidia-smi",
     figures=("holders",),
 )
@@ -92,28 +92,28 @@ _OTHER_LOAD = CAUSES.cause(
     "other_load",
     about="other processes that used more cores than on its peers",
     message="other processes used {others_cores:.1f} of {node}'s {node_cores} cores{there}",
-    hint="see what else runs there: ssh {node} top",
+    hint="check what else runs there: ssh {node} top",
     figures=("others_cores", "peers_others_cores", "node_cores"),
 )
 _SHARED_PROCESSORS = CAUSES.cause(
     "shared_processors",
-    about="cores that other nodes on the same machine use too",
+    about="cores that are shared with other nodes on the same machine",
     message="all {node_cores} cores visible to {node} were busy, but its workers used {job_cores:.1f} of {them}",
-    hint="nodes on one machine share its cores: compare them alone",
+    hint="nodes on one machine share its cores: measure them one at a time",
     figures=("job_cores", "node_cores", "cores"),
 )
 _OWN_GPU_IN_USE = CAUSES.cause(
     "own_gpu_in_use",
     cause="other_load",
-    about="another process that used a GPU below its data sheet",
-    message="before the measurement {holders} used it",
+    about="another process that used a GPU whose result is below its data sheet",
+    message="before the measurement, {holders} used it",
     hint=_HOLDER + "nvidia-smi",
     figures=("holders",),
 )
 _OWN_HEAT = CAUSES.cause(
     "own_gpu_heat",
     cause="gpu_heat",
-    about="heat, according to the sensors of a GPU below its data sheet",
+    about="heat, according to the sensors of a GPU whose result is below its data sheet",
     message="its clocks were throttled (heat) for {throttled_share:.0%} of the time",
     hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
     figures=("throttled_share",),
@@ -121,7 +121,7 @@ _OWN_HEAT = CAUSES.cause(
 _OWN_POWER = CAUSES.cause(
     "own_gpu_power",
     cause="gpu_power",
-    about="a power limit, according to the sensors of a GPU below its data sheet",
+    about="a power limit, according to the sensors of a GPU whose result is below its data sheet",
     message="its clocks were throttled (a power limit) for {throttled_share:.0%} of the time",
     hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
     figures=("throttled_share",),
@@ -129,7 +129,7 @@ _OWN_POWER = CAUSES.cause(
 _OWN_CLOCKS = CAUSES.cause(
     "own_gpu_clocks",
     cause="gpu_clocks",
-    about="low clocks of a GPU below its data sheet",
+    about="low clocks of a GPU whose result is below its data sheet",
     message="it ran at {sm_clock_mhz:.0f} of {sm_clock_max_mhz:.0f} MHz",
     hint="nvidia-smi -q -d CLOCK,PERFORMANCE; nvidia-smi -rgc resets manually set clocks",
     figures=("sm_clock_mhz", "sm_clock_max_mhz"),
@@ -138,7 +138,7 @@ USUAL = {
     "matmul": CAUSES.cause(
         "usual_matmul",
         cause="usual",
-        about="no cause: what usually slows matrix products",
+        about="no cause: the usual reasons for slow matrix products",
         message="usual causes are a lowered power limit, heat, manually set clocks, other users of the GPU, and a "
         "torch build without kernels for it",
         hint="nvidia-smi -q -d CLOCK,POWER,PERFORMANCE on the node while bench runs",
@@ -146,7 +146,7 @@ USUAL = {
     "memory": CAUSES.cause(
         "usual_memory",
         cause="usual",
-        about="no cause: what usually slows memory",
+        about="no cause: the usual reasons for slow memory",
         message="usual causes are manually set memory clocks, optional error correction, and other users of the GPU",
         hint="nvidia-smi -q -d CLOCK,ECC on the node while bench runs",
     ),
@@ -162,7 +162,7 @@ class SlowDevice(msgspec.Struct, frozen=True, kw_only=True):
     phase: str  # in which it was slow
     they: Peers  # the peers; `peers` their workers
     peers: tuple[BenchWorker, ...]
-    peer_phase: str | None = None  # their phase; the same if empty
+    peer_phase: str | None = None  # the peers' phase; None if it is `phase`
     write_hint: Callable[[str], str] = str  # adapts a hint to the way the node is reached
 
     @property

@@ -26,7 +26,7 @@ def bench_charts(report: BenchReport) -> Iterator[Chart]:
             yield Chart(title=title, name=f"{kind}-{name}".replace(" ", "-"), figure=figure, rows=rows, note=note)
     sizes = _size_chart([test for test in tests if test.kind == "matmul"])
     if sizes is not None:
-        yield Chart(title="matrix products over their size, median of all workers", name="sizes", figure=sizes, rows=2)
+        yield Chart(title="matrix products by size, median of all workers", name="sizes", figure=sizes, rows=2)
 
 
 def _group(test: BenchTest) -> tuple[str, str]:

@@ -15,8 +15,11 @@ from multinode.records.benchmark import DEVICE_DTYPES
 from multinode.records.samples import SpeedSample
 from multinode.render.sheet import figure
 from multinode.stats.estimate import Estimate
-from multinode.stats.unknown import or_none
+from multinode.stats.unknown import UNMEASURED, Unknown, or_none
 from multinode.units import UNKNOWN
+
+SLOW_BELOW = 0.9
+"""Share of the peers' median below which a device is slow."""
 
 
 class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +33,7 @@ class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):
     slow: bool = False  # whether that share is too low, and its interval excludes 1
     # whether launching a call from Python takes as long as the call: the figure is then a lower bound
     launch_bound: bool = False
-    clock_mhz: float | None = None  # of the GPU while it was timed, median of its samples; likewise `power_w`
+    clock_mhz: float | None = None  # of the GPU while it was timed, median of its samples; also `power_w`
     power_w: float | None = None
 
 
@@ -103,7 +106,12 @@ MEDIAN = Figure[float]("median", "median", TFLOPS.unit, form="figure", about="me
 WHOSE_BEST = Figure[str]("whose_best", "whose", about="fastest worker on its node")
 WHOSE_WORST = Figure[str]("whose_worst", "whose", about="slowest worker on its node")
 OF_SHEET = Figure[float]("of_peak", "of sheet", form="percent", about="best, as a share of the data sheet's figure")
-CV = Figure[float]("cv", "cv", form="share", about="of the timings, median over workers")
+CV = Figure[float](
+    "cv",
+    "cv",
+    form="share",
+    about="coefficient of variation of the timings, median over workers",
+)
 SENSORS = Figure[tuple[float | None, ...]](
     "sensors",
     "at",
@@ -118,14 +126,13 @@ class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
     """One test on one device."""
 
     kind: str  # `matmul`, `memory`, `bus` or `layers`
-    name: str  # in words; likewise `label`, with its type
+    name: str  # in words; also `label`, with its type
     label: str
     dtype: str
     size: str  # rows of the matrices; of a layer batch x sequence; of memory the buffer in MiB
     unit: str  # of its speeds: `TFLOP/s` (1e12) or `GB/s` (1e9), read and written
-    peak: float | None = None  # by the data sheet, in `unit`; None if unknown, with `peak_reason`
+    peak: float | Unknown = UNMEASURED  # by the data sheet, in `unit`
     peak_source: str = ""
-    peak_reason: str = ""
     alone: DeviceSpeed | None = None  # while no other worker of any node measured, if that was possible
     together: DeviceSpeed | None = None  # while all of them did
     error: str | None = None  # why it could not be measured, if so
@@ -148,7 +155,7 @@ class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
 LABEL = Figure[str]("label", "test", about="test in words, with its element type")
 DTYPE = Figure[str]("dtype", "type", about="element type of a test")
 MATRIX_ROWS = Figure[str]("size", "rows", form="digits", about="rows of the matrices")
-PHASE = Figure[str]("phase", "phase", about="whether one worker measures alone, or all together")
+PHASE = Figure[str]("phase", "phase", about="whether workers were measured one at a time or all at once")
 WHOSE = Figure[str]("whose", "whose", about="worker that could not measure a test, and the number of others")
 WHY = Figure[str]("error", "why", about="why a test could not be measured")
 
@@ -158,7 +165,7 @@ class WorkerUse(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: float  # duration of its measurement
     gpu: GpuUse | None = None
-    # of all cores of the node, mean; likewise `cpu_steal_percent`, taken by the hypervisor
+    # of all cores of the node, mean; also `cpu_steal_percent`, taken by the hypervisor
     cpu_busy_percent: float | None = None
     cpu_steal_percent: float | None = None
     job_cores: float | None = None  # cores used by all workers of the node, mean
@@ -177,7 +184,7 @@ class BenchWorker(msgspec.Struct, frozen=True, kw_only=True):
     cores: int | None = None  # that it may run on; `node_cores`, all of its node
     node_cores: int | None = None
     capability: str | None = None  # target of its kernels
-    torch: str | None = None  # version; likewise `cuda`
+    torch: str | None = None  # version; also `cuda`
     cuda: str | None = None
     tests: tuple[BenchTest, ...] = ()  # in order of measurement
     use: dict[str, WorkerUse] = {}  # of device and node, by phase
@@ -194,7 +201,7 @@ WORKER = Figure[int]("rank", "worker", form="digits", about="rank of a worker on
 DEVICE = Figure[str]("device", "device", about="device of a worker, and its name", cell=_device)
 THREADS = Figure[int]("threads", "threads", form="digits", about="threads of torch on a CPU")
 CORES = Figure[int]("cores", "cores", form="digits", about="processors that a worker may run on")
-CAPABILITY = Figure[str]("capability", "kernels for", about="target of a worker's kernels")
+CAPABILITY = Figure[str]("capability", "kernels for", about="GPU architecture that a worker's kernels are built for")
 TORCH = Figure[str]("torch", "torch", about="version of torch")
 
 
@@ -258,7 +265,7 @@ class BelowSheet(Anomaly, frozen=True, kw_only=True):
 class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     """The result of `bench`."""
 
-    schema: str = "multinode.bench/2"
+    schema: str = "multinode.bench/3"
     run_id: str
     phases: tuple[str, ...]  # in order
     nodes: tuple[BenchNode, ...]  # in node-rank order
@@ -308,7 +315,7 @@ class TestKey(msgspec.Struct, frozen=True, kw_only=True):
     __test__ = False
 
     kind: str  # of KINDS
-    name: str  # in words: `4096`, `copy`, `BERT forward`; likewise `label`, with its type
+    name: str  # in words: `4096`, `copy`, `BERT forward`; also `label`, with its type
     label: str
     dtype: str  # of DEVICE_DTYPES
     size: str = ""  # rows of the matrices; of a layer, batch and sequence: `16 x 512`; otherwise empty
@@ -323,11 +330,10 @@ class TestWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataSheet(msgspec.Struct, frozen=True, kw_only=True):
-    """The data sheet's maximum for a test, in the test's unit, or why it is unknown."""
+    """The data sheet's maximum for a test, in the test's unit."""
 
-    peak: float | None = None
+    peak: float | Unknown
     peak_source: str = ""
-    peak_reason: str = ""
 
 
 def key_of(sample: SpeedSample) -> TestKey | None:
@@ -368,18 +374,16 @@ def sheet_of(device: str, name: str | None, key: TestKey) -> DataSheet:
         key: the test.
     """
     if key.kind == "bus":
-        return DataSheet(peak_reason="bus bandwidth depends on GPU, slot and CPU: no data sheet lists it")
+        return DataSheet(peak=Unknown("bus bandwidth depends on GPU, slot and CPU: no data sheet lists it"))
     if device != "cuda":
-        return DataSheet(peak_reason="no CPU data sheets are available")
+        return DataSheet(peak=Unknown("no CPU data sheets are available"))
     peak = peak_of(name or "")
     if peak is None:
-        return DataSheet(peak_reason=f"no data sheet of {name or 'this GPU'} is available")
+        return DataSheet(peak=Unknown(f"no data sheet of {name or 'this GPU'} is available"))
     figure, source = _figure(peak, key)
-    return (
-        DataSheet(peak=figure, peak_source=source)
-        if figure is not None
-        else DataSheet(peak_reason="its data sheet's figure is missing")
-    )
+    if figure is None:
+        return DataSheet(peak=Unknown("its data sheet's figure is missing"))
+    return DataSheet(peak=figure, peak_source=source)
 
 
 def _figure(peak: Peak, key: TestKey) -> tuple[float | None, str]:

@@ -11,6 +11,7 @@ import msgspec
 from multinode.bench.causes import USUAL, SlowDevice, find_causes, sensor_causes, shared_processors
 from multinode.bench.figures import (
     KINDS,
+    SLOW_BELOW,
     BelowSheet,
     BenchNode,
     BenchReport,
@@ -30,8 +31,6 @@ from multinode.records.benchmark import PHASES, DeviceTest
 from multinode.stats.estimate import Estimate, ratio
 from multinode.units import format_count, format_list
 
-SLOW_BELOW = 0.9
-"""Share of the peers' median below which a device is slow."""
 # Sound GPUs (A100, H100, RTX 4090, A6000) reach two thirds to nine tenths in large half-precision products, and eight
 # to nine tenths in a memory copy.
 _LEAST_SHARE = {"matmul": 0.6, "memory": 0.7}
@@ -47,7 +46,7 @@ FINDINGS = RuleGroup("Findings of bench")
 _SLOW = FINDINGS.rule("slow", about="a node or worker slower than its peers", message="{who} is slow: {shares}")
 _DROP = FINDINGS.rule(
     "drop",
-    about="workers that are slower when all measure than alone",
+    about="workers that are slower when all run at once than alone",
     message="{names} {verb} to {ratio:.0%} under full load",
 )
 _BELOW_SHEET = FINDINGS.rule(
@@ -59,11 +58,11 @@ _NOT_MEASURED = FINDINGS.rule(
     "not-measured", about="a node that could not be measured", message="{node} could not be measured {phase}: {reason}"
 )
 _STILL_MEASURING = FINDINGS.rule(
-    "still-measuring", about="parts to come of a running bench", message="still measuring {at}{rest}"
+    "still-measuring", about="the remaining parts of a running bench", message="still measuring {at}{rest}"
 )
 _INTERRUPTED = FINDINGS.rule(
     "interrupted",
-    about="parts that a bench that ended did not measure",
+    about="parts that an interrupted bench did not measure",
     message="interrupted while measuring {at}{rest}",
 )
 _NO_DEVICE = FINDINGS.rule("no-device", about="nothing was measured", message="no device was measured")
@@ -76,7 +75,7 @@ _NO_PEER = FINDINGS.rule(
 _AS_FAST = FINDINGS.rule(
     "as-fast-as-peers",
     about="no device is slower than its peers",
-    message="{devices} OK: none below {least:.0%} of its peers",
+    message="{devices} OK: none is below {least:.0%} of its peers",
     figures=("measured",),
 )
 
@@ -370,7 +369,7 @@ def _notes(report: BenchReport, test: DeviceTest) -> Iterator[str]:
     repeated = f", repeated {test.repeats} times" if test.repeats > 1 else ""
     yield (
         f"median of the timings over {test.seconds:g} s per test{repeated}; matrix products: 2 n^3 FLOP; memory: bytes "
-        "read and written, copy 2 and triad 3 buffers"
+        "read and written, 2 buffers for copy and 3 for triad"
     )
     for node in report.nodes:
         for worker in node.workers:

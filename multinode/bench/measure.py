@@ -31,7 +31,18 @@ from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import parse_samples
 from multinode.records.status import Status
 from multinode.runs.stored_run import StoredRun
-from multinode.series.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
+from multinode.series.grid import (
+    NO_NODES,
+    REFUSED,
+    CellOutcome,
+    CellRecord,
+    Grid,
+    GridCell,
+    GridRecord,
+    Turn,
+    fingerprint,
+    in_turns,
+)
 from multinode.series.series import Resume, Series, keep_status, take_up
 
 _FILE = "bench.json"
@@ -71,13 +82,11 @@ def make_device_test(
     chosen = tuple(check_choice("test", kind, TEST_KINDS) for kind in dict.fromkeys(kinds))
     wrong = next((size for size in sizes if not 0 < size <= _LARGEST_SIZE), None)
     if wrong is not None:
-        raise UsageError(
-            f"--size {wrong}: matrices have from 1 to {_LARGEST_SIZE} rows", hint="for example --size 4096"
-        )
+        raise UsageError(f"--size {wrong}: matrices have 1 to {_LARGEST_SIZE} rows", hint="for example --size 4096")
     if not _LEAST_SECONDS <= seconds <= _MOST_SECONDS:
-        raise UsageError(f"--seconds {seconds:g}: each test takes from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g} s")
+        raise UsageError(f"--seconds {seconds:g}: each test takes {_LEAST_SECONDS:g} to {_MOST_SECONDS:g} s")
     if not 0 < repeats <= _MOST_REPEATS:
-        raise UsageError(f"--repeats {repeats}: from 1 to {_MOST_REPEATS}")
+        raise UsageError(f"--repeats {repeats}: expected 1 to {_MOST_REPEATS}")
     return DeviceTest(
         kinds=chosen or TEST_KINDS,
         dtypes=tuple(check_choice("dtype", dtype, DEVICE_DTYPES) for dtype in dict.fromkeys(dtypes)),
@@ -103,7 +112,7 @@ def bench(launch: Launch, phases: Sequence[str], context: RunContext, *, fresh: 
     """
     test = launch.job
     if not isinstance(test, DeviceTest):
-        raise UsageError("bench measures devices only; this is another job")
+        raise UsageError("bench only measures devices; it cannot run another job")
     nodes = range(len(launch.cluster.nodes))
     steps = [
         step
@@ -182,7 +191,7 @@ class _StepSeries(Series):
         step = self._steps[turn.cell]
         ranks = self._able(step)
         if not ranks:
-            return CellOutcome(state="skipped", reason="its nodes have failed")
+            return CellOutcome(state="skipped", why=NO_NODES.found(None))
         run_ids = [run_id if step.phase == "alone" else f"{run_id}-{rank}" for rank in ranks]
         launches = [self._launch_of(step.phase, *pair) for pair in zip(ranks, run_ids, strict=True)]
         if step.phase == "alone":
@@ -199,7 +208,7 @@ class _StepSeries(Series):
         self.directory.write(_PARTS, stripped)
         made = tuple(part.run_id for part in parts if part.error is None and part.run_id is not None)
         if not made:
-            return CellOutcome(state="failed", reason=parts[0].error or "")
+            return CellOutcome(state="failed", why=REFUSED.found(None, error=parts[0].error or ""))
         return CellOutcome(state="measured", run_ids=made)
 
     def _measure_together(self, launches: Sequence[Launch], step: _Step, ranks: Sequence[int]) -> list[BenchPart]:

@@ -29,7 +29,7 @@ from multinode.records.benchmark import LAUNCH_US
 from multinode.records.samples import DeviceSample, GpuSample, Sample, SpeedSample
 from multinode.stats.counter_rates import Span
 from multinode.stats.estimate import estimate_median, known_median, of_bounds, of_repeats, spread_of
-from multinode.stats.unknown import or_empty, or_none
+from multinode.stats.unknown import Unknown, or_empty, or_none
 from multinode.units import MIB
 
 _Kind = TypeVar("_Kind")
@@ -164,7 +164,7 @@ def _buffer(sample: SpeedSample) -> str:
 
 
 def _speed(
-    samples: Sequence[SpeedSample], device: str, peak: float | None, sensed: Sequence[GpuSample]
+    samples: Sequence[SpeedSample], device: str, peak: float | Unknown, sensed: Sequence[GpuSample]
 ) -> DeviceSpeed | None:
     repeats = [rates for sample in samples if (rates := _rates(sample))]
     if not repeats:
@@ -177,7 +177,7 @@ def _speed(
         value=of_bounds(estimate.value, estimate.bounds),
         cv=spread_of(timings).cv,
         timings=len(timings),
-        of_peak=estimate.value / peak if peak is not None else None,
+        of_peak=None if isinstance(peak, Unknown) else estimate.value / peak,
         launch_bound=device == "cuda" and any(_is_launch_bound(sample) for sample in samples),
         clock_mhz=known_median(gpu.sm_clock_mhz for gpu in during),
         power_w=known_median(gpu.power_w for gpu in during),

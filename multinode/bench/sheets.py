@@ -22,6 +22,7 @@ from multinode.bench.figures import (
     OF_SHEET,
     PHASE,
     SENSORS,
+    SLOW_BELOW,
     TFLOPS,
     THREADS,
     TORCH,
@@ -48,9 +49,9 @@ from multinode.stats.estimate import known_median
 # Above this number, only the slowest rows are shown.
 _MOST_ROWS = 32
 _MOST_SMALL = 16
-_SLOW = "! slow: below 90% of its peers"
+_SLOW = f"! slow: below {SLOW_BELOW:.0%} of its peers"
 _SLOW_NOTE = f"{_SLOW}, and the 95% confidence interval of that share excludes 1"
-_LAUNCH_NOTE = f"~ lower bound: a call takes less than {LAUNCH_US:.0f} us, the time to launch it from Python"
+_LAUNCH_NOTE = f"~ lower bound: a call takes less time than launching it from Python ({LAUNCH_US:.0f} us)"
 _WAYS = (" forward", " forward + backward")
 _WHERE = (NODE_NAME, WORKER, PHASE)
 

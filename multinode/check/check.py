@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from multinode.check import gpus, interfaces, link, machine, paths, ports, rdma, training, variables
+from multinode.check import gpus, interfaces, link, machine, memory, paths, ports, rdma, training, variables
 from multinode.check.connectivity import ConnectivityPlan, choose_pairs, launch_pairs, run_connectivity_test
 from multinode.check.link import least_speeds
 from multinode.check.machine import needed_tools
@@ -33,22 +33,8 @@ from multinode.stats.unknown import Unknown, entries, or_empty, or_none
 from multinode.traffic.pair_speeds import PairSpeed
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes
-from multinode.transport.refusals import REFUSALS, SLURM_REFUSALS
 
 _SSH = CheckRules("ssh")
-
-# The transport's messages for unreachable nodes, for the reference.
-UNANSWERED = (
-    *(
-        _SSH.error(about=refusal.catches, message=refusal.message, hint=refusal.hint)
-        for refusal in (*REFUSALS, *SLURM_REFUSALS)
-    ),
-    _SSH.error(
-        about="a node answers too late, or disconnects during the check",
-        message="no answer within {deadline_s} s",
-        hint="see whether it is up:\nssh {node} true",
-    ),
-)
 
 UNVERIFIED = _SSH.warning(
     about="a node's host key is not verified (StrictHostKeyChecking no)",
@@ -71,7 +57,7 @@ def check_host_keys(agent: AgentTransport, nodes: Iterable[Node]) -> Iterator[Ch
 
 
 _HEAD = """\
-# One node a line, in node-rank order; the first is node rank 0. Written by `multinode init` from what the nodes said.
+# One node per line, in node-rank order; the first is node rank 0. Written by `multinode init`, as the nodes reported.
 #   slots=   workers          gpus=  ids of their GPUs      addr=  address on the training network
 #   ifname=  its interface    python=  interpreter of the training environment
 # More keys: workdir= user= port= key= jump= price= env.NAME=
@@ -223,13 +209,28 @@ def _raise_first_error(findings: Iterable[CheckFinding]) -> None:
 
 
 # In the order of their module.
-_MODULES = (machine, gpus, rdma, interfaces, variables, link, paths, training, ports)
+_MODULES = (machine, gpus, rdma, interfaces, variables, link, paths, training, memory, ports)
 _MEMBERS = [value for module in _MODULES for value in vars(module).values()]
 CHECKS = tuple(value for value in _MEMBERS if isinstance(value, Check))
-# Every kind of finding, grouped by check, in the order of the checks.
-RULES = (*UNANSWERED, UNVERIFIED, *(value for value in _MEMBERS if isinstance(value, CheckRule)))
+_RULES = (UNVERIFIED, *(value for value in _MEMBERS if isinstance(value, CheckRule)))
 # The rows of the matrix.
-CHECK_NAMES = tuple(dict.fromkeys(rule.code for rule in RULES))
+CHECK_NAMES = tuple(dict.fromkeys(rule.code for rule in _RULES))
+
+
+def list_rules() -> tuple[CheckRule, ...]:
+    """Every kind of finding, grouped by check, in the order of the checks; first the transport's errors."""
+    from multinode.transport.refusals import REFUSALS, SLURM_REFUSALS
+
+    unanswered = (
+        _SSH.error(about=refusal.catches, message=refusal.message, hint=refusal.hint)
+        for refusal in (*REFUSALS, *SLURM_REFUSALS)
+    )
+    late = _SSH.error(
+        about="a node answers too late, or disconnects during the check",
+        message="no answer within {deadline_s} s",
+        hint="check whether it is up:\nssh {node} true",
+    )
+    return (*unanswered, late, *_RULES)
 
 
 def check_all(inspection: Inspection, *, before_launch: bool = False) -> Iterator[CheckFinding]:
@@ -253,7 +254,8 @@ _STREAM_S = 0.3
 class CheckOptions(LaunchOptions, frozen=True, kw_only=True):
     """How nodes are checked, and how the job will be launched."""
 
-    bandwidth: bool | None = None  # whether nodes stream to each other; None does so for few nodes
+    bandwidth: bool | None = None  # whether to measure streams between the nodes; None: only with few nodes
+    runs: Path | None = None  # directory of earlier runs of the job, for its memory; None: not used
 
 
 class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,7 +264,7 @@ class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     node_rank: int
     reached: bool
-    addr: str | None = None  # its address for data, if found; likewise `ifname` and `link_gbit_per_s`
+    addr: str | None = None  # its address for data, if found; also `ifname` and `link_gbit_per_s`
     ifname: str | None = None
     link_gbit_per_s: float | None = None
     python: str | None = None
@@ -307,6 +309,7 @@ def check_cluster(
         master_port=choose_master_port(run_id, port, facts.get(cluster.nodes[0].name)),
         controller_cwd=str(Path.cwd()),
         absent_here=absent_files(job_files(job).needed),
+        runs=options.runs,
     )
     inspection, findings = _inspect_network(agent, inspection, options, say)
     reached = [node for node in cluster.nodes if node.name in facts]

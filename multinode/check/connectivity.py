@@ -50,7 +50,7 @@ class ConnectivityResult(msgspec.Struct, frozen=True, kw_only=True):
 
     listening: tuple[Listening, ...] = ()  # by node, in node-rank order
     attempts: tuple[Attempted, ...] = ()  # in the planned order
-    streams: tuple[PairSpeed, ...] = ()  # likewise; empty without streams
+    streams: tuple[PairSpeed, ...] = ()  # in the planned order; empty without streams
 
 
 def choose_pairs(names: Sequence[str], rng: random.Random) -> tuple[Pair, ...]:
@@ -117,7 +117,7 @@ def stream_pairs(
         if speed.gbit_per_s is not None and speed.gbit_per_s < least.get(pair, 0.0)
     }
     if slow:
-        say("measuring a slow stream once more" if len(slow) == 1 else f"measuring {len(slow)} slow streams once more")
+        say("measuring a slow stream again" if len(slow) == 1 else f"measuring {len(slow)} slow streams again")
     for way in (way for ways in both_ways for way in ways):
         again = [pair for pair in way if pair in slow]
         for speed in stream(again) if again else ():

@@ -24,7 +24,7 @@ from multinode.cluster.cluster import Node
 from multinode.cluster.facts import WITHOUT_CUDA, Gpu, GpuProcess, NodeFacts, RunProcess, select_gpus
 from multinode.cluster.hostfile import fold_numbers
 from multinode.errors import UsageError
-from multinode.job.job import LlamaFactoryJob, ScriptJob
+from multinode.job.job import ScriptJob, TrainingJob
 from multinode.records.benchmark import CollectiveTest
 from multinode.stats.unknown import Unknown, entries, or_empty, or_none, or_zero, reason_of
 from multinode.units import format_count, format_duration, format_figure
@@ -42,8 +42,8 @@ NO_GPU_HERE = _GPUS.error(
     about="some nodes have GPUs and others have none: driver missing, container started without --gpus",
     message="no GPU was found here ({reason}), and {peer} has {count}: its workers would use gloo while the others use "
     "NCCL, and the first collective would hang",
-    hint="on {node}: nvidia-smi. If it fails, the driver is missing or broken (after a driver update, reboot); start a "
-    "container with --gpus all. Or remove the node from the hostfile",
+    hint="run nvidia-smi on {node}. If it fails, the driver is missing or broken (after a driver update, reboot); "
+    "start a container with --gpus all. Or remove the node from the hostfile",
 )
 NO_SUCH_GPU = _GPUS.error(
     about="gpus= names a GPU that the node does not have",
@@ -52,7 +52,7 @@ NO_SUCH_GPU = _GPUS.error(
 )
 TOO_FEW_GPUS = _GPUS.error(
     about="more workers than GPUs on a node",
-    message="{workers} workers are to run here, but it has {gpus}: the last worker would find no device",
+    message="{workers} workers would run here, but it has {gpus}: the last worker would find no device",
     hint="set slots={count} in the hostfile",
 )
 WRONG_SLOTS = _GPUS.error(
@@ -62,21 +62,21 @@ WRONG_SLOTS = _GPUS.error(
 )
 MIXED_VENDORS = _GPUS.error(
     about="accelerators of different vendors, whose backends are incompatible",
-    message="it has {accelerator} devices, and {peer} {expected}: their backends ({backend} and {other}) are "
+    message="it has {accelerator} devices, and {peer} has {expected}: their backends ({backend} and {other}) are "
     "incompatible, and the first collective would fail or hang",
     hint="train on nodes with accelerators of one vendor; --nodes K uses the first K nodes of the hostfile",
 )
 MIXED_MODELS = _GPUS.warning(
     about="nodes with different models of GPU: the slowest sets the pace",
-    message="it trains on {models}, and {peer} on {expected}: every step waits for the slowest GPU",
+    message="it trains on {models}, but {peer} trains on {expected}: every step waits for the slowest GPU",
     hint="train on identical nodes; gpus= in the hostfile selects GPUs of a node, --nodes the first nodes",
 )
 MIG_ON_SOME = _GPUS.warning(
-    about="some of the job's GPUs are divided by MIG: a part is slower than a whole one",
-    message="MIG divides GPU {index} here, and {peer} has a whole GPU: the job gets a part here, and every step waits "
-    "for the worker on it",
-    hint="use divided GPUs on all nodes or on none; gpus= in the hostfile selects GPUs. List the parts on {node}:\n"
-    "nvidia-smi -L",
+    about="some of the job's GPUs are divided by MIG: a MIG instance is slower than a whole GPU",
+    message="MIG divides GPU {index} here, but {peer} has a whole GPU: the job gets a MIG instance here, and every "
+    "step waits for the worker on it",
+    hint="use divided GPUs on all nodes or on none; gpus= in the hostfile selects GPUs. List the MIG instances on "
+    "{node}:\nnvidia-smi -L",
 )
 GPU_LOST = _GPUS.error(
     about="a GPU that fell off the bus: nvidia-smi lists it with an error in place of its name",
@@ -85,36 +85,38 @@ GPU_LOST = _GPUS.error(
 )
 MIXED_MEMORY = _GPUS.warning(
     about="GPUs of one model with different amounts of memory: the smallest sets the batch size",
-    message="a GPU has {memory} of memory here and {expected} on {peer}: a batch that fits one may not fit the other",
-    hint="choose per_device_train_batch_size for the smallest GPU",
+    message="a GPU has {memory} of memory here and {expected} on {peer}: a batch that fits on one may not fit on the "
+    "other",
+    hint="choose a per-device batch that fits on the smallest GPU",
 )
 DRIVERS_DIFFER = _GPUS.warning(
     about="different versions of the NVIDIA driver",
     message="the NVIDIA driver is {version} here and {expected} on {peer}: what works there may fail here",
-    hint="install the same driver on both; on {node}:\nnvidia-smi --query-gpu=driver_version --format=csv",
+    hint="install the same driver on both; to see the version, run this on {node}:\nnvidia-smi "
+    "--query-gpu=driver_version --format=csv",
 )
 NO_PEER_TO_PEER = _GPUS.warning(
     about="GeForce RTX 40 GPUs with a driver before 550.40.07, which reports peer-to-peer support that does not work",
     message="{nodes}: several {model} with driver {version}. Before 550.40.07 the driver reports peer-to-peer access "
     "that these GPUs do not have: NCCL may hang, and Accelerate (the Hugging Face Trainer, LLaMA-Factory) does not "
     "start unless both NCCL_P2P_DISABLE and NCCL_IB_DISABLE are set",
-    hint="set env.NCCL_P2P_DISABLE=1 and env.NCCL_IB_DISABLE=1 (=0 if NCCL shall use RDMA) for {nodes!s} in the "
+    hint="set env.NCCL_P2P_DISABLE=1 and env.NCCL_IB_DISABLE=1 (=0 if NCCL should use RDMA) for {nodes!s} in the "
     "hostfile, or install driver 550.40.07 or later",
 )
 SLOW_NVIDIA_SMI = _GPUS.note(
     about="nvidia-smi takes seconds: the driver is reloaded for each program, including every training",
     message="nvidia-smi took {duration}: without persistence mode the driver is reloaded for each program",
-    hint="enable the nvidia-persistenced service, or on {node}:\nsudo nvidia-smi -pm 1",
+    hint="enable the nvidia-persistenced service, or run this on {node}:\nsudo nvidia-smi -pm 1",
 )
 NCCL_DIFFERS = _VERSIONS.error(
     about="torch uses different, incompatible versions of NCCL",
-    message="NCCL is {version} here and {expected} on {peer}: the versions refuse to connect, or hang",
-    hint="on {node}:\n{python} -m pip install {package}",
+    message="NCCL is {version} here and {expected} on {peer}: workers with these versions refuse to connect, or hang",
+    hint="run this on {node}:\n{python} -m pip install {package}",
 )
 CUDA_DIFFERS = _VERSIONS.warning(
     about="torch built with different versions of CUDA",
     message="torch was built with CUDA {version} here and with {expected} on {peer}: kernels and NCCL may differ",
-    hint="install torch on both from the same package index; on {node}:\n"
+    hint="install torch on both from the same package index: run this on {node}:\n"
     "{python} -m pip install --force-reinstall {package}",
 )
 
@@ -135,16 +137,16 @@ TORCH_TOO_NEW = _VERSIONS.error(
     "install --force-reinstall {package} --index-url {index}",
 )
 MAY_BE_TOO_NEW = _VERSIONS.warning(
-    about="torch's CUDA is newer than the driver, and torch could not be asked whether it finds a GPU",
+    about="torch's CUDA is newer than the driver, and multinode could not check whether torch finds a GPU",
     message="{nodes}: torch was built for CUDA {cuda}, which needs NVIDIA driver {needed} or later, and the driver is "
     "{driver}: torch may find no GPU ({reason})",
-    hint="see what torch finds on {nodes!s}; with CUDA's forward-compatibility libraries it works:\n{python} -c "
+    hint="check what torch finds on {nodes!s}; with CUDA's forward-compatibility libraries it works:\n{python} -c "
     "'import torch; torch.cuda.init()'",
 )
 TORCH_FINDS_NO_GPU = _VERSIONS.error(
-    about="nvidia-smi lists GPUs, and the job's torch finds none",
+    about="nvidia-smi lists GPUs, but the job's torch finds none",
     message="{nodes}: torch finds no GPU ({reason}), and the job would train on the CPUs in place of {gpus}",
-    hint="see why on {nodes!s}. " + _TO_CPUS + "\n{python} -c 'import torch; torch.cuda.init()'",
+    hint="find out why on {nodes!s}. " + _TO_CPUS + "\n{python} -c 'import torch; torch.cuda.init()'",
 )
 NO_KERNELS = _VERSIONS.error(
     about="torch has no kernels for the architecture of a GPU: the first one fails",
@@ -158,24 +160,24 @@ GPU_HELD = _GPUS.warning(
     about="another process is on a GPU that the job would use",
     message="GPU {index} is in use by {who}, with {used} of its {total} of memory: the job would share it, and every "
     "step on all nodes waits for the slowest GPU",
-    hint="look with nvidia-smi on {node}; wait until the process ends, or choose other GPUs with gpus= in the hostfile",
+    hint="run nvidia-smi on {node}; wait until the process ends, or choose other GPUs with gpus= in the hostfile",
 )
 GPU_FULL = _GPUS.error(
     about="a GPU that the job would use has almost no free memory",
     message="GPU {index} is full: {who} uses {used} of its {total}, and the job would run out of memory",
-    hint="look with nvidia-smi on {node}; wait until the process ends, or choose other GPUs with gpus= in the hostfile",
+    hint="run nvidia-smi on {node}; wait until the process ends, or choose other GPUs with gpus= in the hostfile",
 )
 LEFTOVER = _LEFTOVERS.warning(
     about="unsupervised processes of an earlier run",
-    message="{count} of run {run} left behind ({commands}), without a supervisor: the cores, memory "
-    "and ports in use there are lost to the job",
-    hint="on {node}:\nkill -9 {pids!s}",
+    message="found {count} of run {run}, left behind without a supervisor ({commands}): the job cannot use the cores, "
+    "memory and ports in use there",
+    hint="run this on {node}:\nkill -9 {pids!s}",
 )
 LEFTOVER_ON_GPU = _LEFTOVERS.error(
     about="processes of an earlier run still hold a GPU that the job would use",
-    message="{count} of run {run} left behind ({commands}), without a supervisor, on GPU {gpus}: the job would run "
-    "out of memory there, or share the GPU",
-    hint="on {node}:\nkill -9 {pids!s}",
+    message="found {count} of run {run} on GPU {gpus}, left behind without a supervisor ({commands}): the job would "
+    "run out of memory there, or share the GPU",
+    hint="run this on {node}:\nkill -9 {pids!s}",
 )
 RUN_GOES_ON = _LEFTOVERS.note(
     about="another run of multinode is still running",
@@ -231,7 +233,7 @@ def check_counts(inspection: Inspection) -> Iterator[CheckFinding]:
     try:
         workers = inspection.require_workers()
         counts = inspection.workers_of_nodes() or ()
-        if len(set(counts)) > 1 and isinstance(inspection.job, LlamaFactoryJob | ScriptJob):
+        if len(set(counts)) > 1 and isinstance(inspection.job, TrainingJob | ScriptJob):
             from multinode.job.restrictions import refuse_unequal
 
             refuse_unequal(inspection.job, {}, inspection.options.environment.env, inspection.cluster, counts)

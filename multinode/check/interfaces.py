@@ -18,19 +18,20 @@ _HOSTNAME = CheckRules("hostname")
 NO_ROUTE = _INTERFACE.error(
     about="a node has no route to a peer's data-plane address",
     message="it has no route to {peers} ({addr}: {reason}): collectives cannot reach {peers} from here",
-    hint="give all nodes addresses in one network (addr= in the hostfile), or on {node}{gateway!s}:\n{command!s}",
+    hint="give all nodes addresses in one network (addr= in the hostfile), or run this on {node}{gateway!s}:\n"
+    "{command!s}",
 )
 UNANSWERABLE_ROUTE = _INTERFACE.error(
     about="a node sends to a peer from an address in a network that the peer has no interface in",
     message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}), a network in which {peers} "
     "has no interface: the replies are lost, or rp_filter drops the packets, and the first collective hangs",
-    hint="on {node}{gateway!s}:\n{command!s}",
+    hint="run this on {node}{gateway!s}:\n{command!s}",
 )
 OTHER_ROUTE = _INTERFACE.warning(
     about="asymmetric routes: a node listens on one interface and sends to its peers over another",
     message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}): NCCL_SOCKET_IFNAME sets "
     "where a node listens, but the kernel's route sets where it sends, so half of the traffic takes the other network",
-    hint="on {node}{gateway!s}:\n{command!s}",
+    hint="run this on {node}{gateway!s}:\n{command!s}",
 )
 SHARED_SUBNET = _INTERFACE.warning(
     about="two interfaces of a node are in one subnet",
@@ -42,7 +43,7 @@ NCCL_WOULD_TAKE = _INTERFACE.note(
     about="by default NCCL would use docker, bridge or VPN interfaces; multinode's launches name another",
     message="by default NCCL {version} would use {taken} on {nodes}, but {virtual} does not reach the other nodes, or "
     "is slow: launches by hand may hang; multinode names the interface",
-    hint="for launches by hand, on {nodes!s}:\nexport NCCL_SOCKET_IFNAME=={ifname}",
+    hint="for launches by hand, run this on {nodes!s}:\nexport NCCL_SOCKET_IFNAME=={ifname}",
     by_hand=True,
 )
 NCCL_WILL_TAKE = _INTERFACE.warning(
@@ -67,8 +68,8 @@ NAME_MISLEADS = _HOSTNAME.note(
     about="a node's own name resolves to loopback, or not at all; multinode's launches do not depend on it",
     message="the name of {nodes} resolves to {target}: by default gloo would listen there, and no other node could "
     "connect. This affects launches by hand; multinode names the interface",
-    hint="for launches by hand, map the name to the address of {ifname} in /etc/hosts, or on {nodes!s}:\nexport "
-    "GLOO_SOCKET_IFNAME={ifname}",
+    hint="for launches by hand, map the name to the address of {ifname} in /etc/hosts, or run this on {nodes!s}:\n"
+    "export GLOO_SOCKET_IFNAME={ifname}",
     by_hand=True,
 )
 NAME_DECIDES = _HOSTNAME.warning(
@@ -254,7 +255,7 @@ def _misleading_target(facts: NodeFacts, ifname: str | None) -> str | None:
         return None if target == UNASKED else f"no address ({target.reason})"
     address = _address(target)
     if address is None:
-        return f"{target}, which is no IP address"
+        return f"{target}, which is not an IP address"
     if address.is_loopback:
         return f"{target}, which is loopback"
     interfaces = or_empty(facts.interfaces)

@@ -16,36 +16,39 @@ _LINK = CheckRules("link")
 LINK_DOWN = _LINK.error(
     about="the data-plane NIC has no link: cable out, switch port off, interface down",
     message="{ifname}, the training interface, is down: the other nodes cannot reach this one",
-    hint="if it stays down, check the cable and switch port; on {node}:\nsudo ip link set dev {ifname} up",
+    hint="if it stays down, check the cable and switch port, and run this on {node}:\nsudo ip link set dev {ifname} up",
 )
 BELOW_MAXIMUM = _LINK.warning(
     about="a NIC that negotiated less than it supports: a bad cable, a slower switch port",
     message="{ifname} runs at {speed}, but the NIC supports {best}: a cable, connector or switch port limits it, and "
     "every collective runs at the speed of the slowest link",
-    hint="try another cable and switch port; to see what both ends advertise, on {node}:\nsudo ethtool {ifname}",
+    hint="try another cable and switch port; to see what both ends advertise, run this on {node}:\nsudo ethtool "
+    "{ifname}",
 )
 BELOW_PEERS = _LINK.warning(
     about="a node with a slower link than the others",
-    message="{ifname} runs at {speed}, the link of {peer} at {best}: every collective runs at the slower speed",
+    message="{ifname} runs at {speed}, but the link of {peer} runs at {best}: every collective runs at the slower "
+    "speed",
     hint="try another cable, NIC or switch port for {node}; if it has a faster NIC, name that in the hostfile: ifname=",
 )
 HALF_DUPLEX = _LINK.warning(
     about="half duplex: one end of the cable does not negotiate",
-    message="{ifname} runs at half duplex: it cannot send and receive at once, as every ring does, and loses packets",
+    message="{ifname} runs at half duplex: it cannot send and receive at the same time, as ring algorithms do, and "
+    "loses packets",
     hint="enable autonegotiation on the switch port and on {node}:\nsudo ethtool -s {ifname} autoneg on",
 )
 LINK_ERRORS = _LINK.warning(
     about="a NIC counts errors: a bad cable or connector",
     message="{ifname} has counted {errors} errors in {packets} packets: TCP retransmits each, and the link is slower "
     "than its rate",
-    hint="replace the cable or connector of {node}; see whether the count still grows:\nip -s link show {ifname}",
+    hint="replace the cable or connector of {node}; check whether the count still grows:\nip -s link show {ifname}",
 )
 
 MTU_DIFFERS = _LINK.warning(
     about="different MTUs on the data plane: large packets are lost, or every node is slower than necessary",
     message="{ifname} has MTU {mtu}, and {peer} has {expected}: small packets pass, but large ones may be lost "
     "without an error",
-    hint="the switches must support it too; on {node}:\nsudo ip link set dev {ifname} mtu {expected}",
+    hint="set the same MTU on {node}; the switches must support it too:\nsudo ip link set dev {ifname} mtu {expected}",
 )
 SLOW_NODE = _LINK.warning(
     about="a node's link carries much less than it negotiated, in both directions",
@@ -71,16 +74,18 @@ SLOW_RECEIVER = _LINK.warning(
 SLOW_PAIR = _LINK.warning(
     about="the network is slow between two nodes, but both are fast with others",
     message="a stream from {source} to {target} reaches {best} of {ceiling}: something between the two limits it",
-    hint="are they on different switches, with a slower link between them? On {source}:\ntraceroute -n {addr}",
+    hint="check whether they are on different switches with a slower link between them; run this on {source}:\n"
+    "traceroute -n {addr}",
 )
 SLOW_BETWEEN = _LINK.warning(
     about="the network is slow between two nodes in both directions",
     message="a stream between {source} and {target} reaches at most {best} of {ceiling} in both directions: the cause "
     "is a NIC, cable or switch port of either node, or something between them",
-    hint="replace the cables of both and check again; on both:\nsudo ethtool {ifname}\nip -s link show {ifname}",
+    hint="replace the cables of both and check again; run this on both:\nsudo ethtool {ifname}\nip -s link show "
+    "{ifname}",
 )
 ALL_SLOW = _LINK.note(
-    about="the network carries less than its links between all nodes",
+    about="between all nodes, the network carries less than its links could",
     message="no stream between the nodes exceeds {best} of {ceiling}: the switch limits it, or the CPUs are busy",
     hint="measure again on idle nodes, or with collectives:\nmultinode nccl-test",
 )

@@ -12,15 +12,15 @@ from typing import Any
 from multinode.check.gpus import used_gpus
 from multinode.check.rule import Check, CheckFinding, CheckRules, Inspection, disagreements, launch_check, listed
 from multinode.cluster.facts import Interface
-from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
+from multinode.job.frameworks import FRAMEWORKS
+from multinode.job.job import Job, ScriptJob, TrainingJob, set_options
 from multinode.records.benchmark import Benchmark
 from multinode.stats.unknown import Unknown, entries, or_none
 from multinode.units import GIB, format_duration, format_figure
 
 # Different versions of these break the rendezvous, the collectives or the results.
-_MUST_AGREE = ("torch", "llamafactory", "deepspeed", "transformers", "accelerate", "peft")
+_MUST_AGREE = ("torch", "deepspeed", "transformers", "accelerate", "peft")
 
-_PACKAGE_OF_TOOL = {"torchrun": "torch", "llamafactory-cli": "llamafactory"}
 
 _INTERPRETER = CheckRules("interpreter")
 _PACKAGES = CheckRules("packages")
@@ -45,8 +45,8 @@ OTHER_SHELL = _INTERPRETER.error(
     hint="name it on the line of {node} in the hostfile: python={other}",
 )
 TOOL_MISSING = _PACKAGES.error(
-    about="a program that starts the job (torchrun, llamafactory-cli) is neither beside the interpreter nor on PATH",
-    message="{tool} is neither beside {python} nor on the PATH of a non-interactive shell{elsewhere}: the job could "
+    about="a program that starts the job (torchrun, llamafactory-cli) is neither next to the interpreter nor on PATH",
+    message="{tool} is neither next to {python} nor on the PATH of a non-interactive shell{elsewhere}: the job could "
     "not start",
     hint="name an environment that has it in the hostfile (python=), or on the node:\n{python} -m pip install "
     "{package}",
@@ -54,7 +54,7 @@ TOOL_MISSING = _PACKAGES.error(
 VERSIONS_DIFFER = _VERSIONS.error(
     about="nodes have different versions of a package that must match",
     message="{package} is {version} here and {expected} on {peer}: the versions must match",
-    hint="if {peer} has the right one, on {node}:\n{python} -m pip install {package}=={public}{build!s}",
+    hint="if {peer} has the right one, run this on {node}:\n{python} -m pip install {package}=={public}{build!s}",
 )
 
 
@@ -78,7 +78,7 @@ def check_interactive(inspection: Inspection) -> Iterator[CheckFinding]:
 @launch_check
 def check_packages(inspection: Inspection) -> Iterator[CheckFinding]:
     """The job's packages are installed for its interpreter on every node."""
-    needed = ("torch",) if inspection.training is None else ("torch", "llamafactory")
+    needed = ("torch", *(inspection.training.kind.packages if inspection.training is not None else ()))
     for node, facts in inspection.known:
         # If another shell finds an interpreter, PATH has to be fixed.
         if isinstance(facts.packages, Unknown) or "python3" in entries(facts.interactive):
@@ -95,7 +95,7 @@ def check_tools(inspection: Inspection) -> Iterator[CheckFinding]:
     for node, facts in inspection.known:
         for tool in needed_tools(inspection.job) if facts.tools or entries(facts.interactive) else ():
             # A missing package has to be fixed first.
-            package = _PACKAGE_OF_TOOL[tool]
+            package = inspection.training.kind.tools[tool] if inspection.training is not None else ""
             if tool not in facts.tools and package in entries(facts.packages):
                 other = entries(facts.interactive).get(tool)
                 elsewhere = f" (an interactive shell finds {other})" if other else ""
@@ -107,7 +107,8 @@ def check_tools(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_versions(inspection: Inspection) -> Iterator[CheckFinding]:
     """Versions that must be equal agree with the first node that has the package."""
-    for package in _MUST_AGREE:
+    own = [package for framework in FRAMEWORKS.values() for package in framework.packages]
+    for package in (*_MUST_AGREE, *own):
         found = {node.name: entries(facts.packages).get(package) for node, facts in inspection.known}
         versions = {name: version for name, version in found.items() if version is not None}
         for name, version, peer, expected in disagreements(versions):
@@ -127,18 +128,18 @@ def check_versions(inspection: Inspection) -> Iterator[CheckFinding]:
 
 def needed_tools(job: Job | Benchmark | None) -> tuple[str, ...]:
     """The programs that start a job of this kind."""
-    return tuple(_PACKAGE_OF_TOOL) if isinstance(job, LlamaFactoryJob) else ()
+    return tuple(job.training.kind.tools) if job is not None and job.training is not None else ()
 
 
 SAME_MACHINE = _MACHINE.error(
     about="one machine is in the hostfile twice, under two names or addresses",
     message="it is the same machine as {peer} (hostname {names}): its workers would share cores and GPUs with "
-    "those of {peer}, NCCL refuses two workers on one GPU, and no network is between them",
+    "those of {peer}, NCCL refuses two workers on one GPU, and no network connects them",
     hint="remove one of the two lines from the hostfile, and set slots= of the other to the machine's number of GPUs",
 )
 SHARED_MACHINE = _MACHINE.warning(
     about="two containers on one machine are listed as two nodes",
-    message="it runs on the same machine as {peer}, as another container ({hostname} and {other}): they share its "
+    message="it is another container on the machine of {peer} ({hostname} and {other}): they share its "
     "cores, memory and NIC; if both see the same GPU, NCCL takes them for two hosts and both train on it",
     hint="give each container its own GPUs (docker: --gpus device=0), or use the machine as one node",
 )
@@ -152,7 +153,7 @@ CLOCK_OFF = _CLOCK.warning(
     about="a node's clock differs from the others by more than two seconds",
     message="its clock is {skew} {way} {peer}: times in logs are not comparable, the wrong node may be blamed for a "
     "failure, and certificates may seem expired",
-    hint="on {node}:\nsudo timedatectl set-ntp true",
+    hint="run this on {node}:\nsudo timedatectl set-ntp true",
 )
 CONTROLLER_CLOCK_OFF = _CLOCK.warning(
     about="the controller's clock differs from those of all nodes",
@@ -165,18 +166,19 @@ SMALL_SHM = _MACHINE.warning(
     about="too little space in /dev/shm, such as docker's default: data loader workers and NCCL fail with a bus error",
     message="shared memory (/dev/shm) is only {total} on {nodes}, and {users} share data there: a worker may fail with "
     "`Bus error` or `No space left on device`",
-    hint="docker: start the container with --shm-size=16g (or --ipc=host); else on {nodes!s}:\n"
+    hint="docker: start the container with --shm-size=16g (or --ipc=host); otherwise run this on {nodes!s}:\n"
     "sudo mount -o remount,size=16G /dev/shm",
 )
 FULL_SHM = _MACHINE.warning(
-    about="files that dead processes left fill /dev/shm",
-    message="of {total} of shared memory (/dev/shm) on {nodes} only {free} are free, and {users} share data there: a "
-    "worker may fail with `Bus error`",
+    about="files left behind by dead processes fill /dev/shm",
+    message="only {free} of the {total} of shared memory (/dev/shm) on {nodes} is free, and {users} share data there: "
+    "a worker may fail with `Bus error`",
     hint="on {nodes!s}, list the files there and remove those that no process uses:\nls -lat /dev/shm",
 )
 DISK_FULL = _MACHINE.error(
     about="no free space where a run keeps its log and samples",
-    message="the disk of the home directory, where a run keeps its log, has {free} free: the run would fail at once",
+    message="the disk of the home directory, where a run keeps its log, has {free} free: the run would fail "
+    "immediately",
     hint="free space on {node}; find what uses it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
 )
 DISK_LOW = _MACHINE.warning(
@@ -187,10 +189,10 @@ DISK_LOW = _MACHINE.warning(
 )
 OFFLOAD_TOO_LARGE = _MACHINE.warning(
     about="DeepSpeed offload to a node with too little memory",
-    message="the DeepSpeed JSON offloads {what} to the CPU: for {billions} billion parameters ({source}) on {count} "
-    "nodes this takes about {need} GiB on each, but {nodes} may use {there} GiB: the kernel would kill a worker (exit "
-    "code -9)",
-    hint="remove {keys!s} from the DeepSpeed JSON, use finetuning_type: lora, or train on more nodes",
+    message="the DeepSpeed JSON offloads {what} to the CPU. For {billions} billion parameters ({source}) on {count} "
+    "nodes this takes about {need} GiB on each, but {nodes} may use only {there} GiB: the kernel would kill a worker "
+    "(exit code -9)",
+    hint="remove {keys!s} from the DeepSpeed JSON, train an adapter ({option!s}), or train on more nodes",
 )
 MEMORY_LIMITED = _MACHINE.note(
     about="a container or login session may use only part of the machine's memory",
@@ -202,19 +204,19 @@ FEW_OPEN_FILES = _MACHINE.warning(
     about="the limit on open files is too low for training",
     message="a process on {nodes} may open {limit} files: sockets to the other workers and data loaders need more "
     "(`Too many open files`)",
-    hint="on {nodes!s}, as root; then log in again:\n{raise_files!s}",
+    hint="run this on {nodes!s} as root, then log in again:\n{raise_files!s}",
 )
 LOW_OPEN_FILES = _MACHINE.note(
-    about="the limit on open files is too low for large trainings",
+    about="the limit on open files is too low for large training jobs",
     message="a process on {nodes} may open {limit} files: many data loader workers or a large cluster may need more "
     "(`Too many open files`)",
-    hint="on {nodes!s}, as root; then log in again:\n{raise_files!s}",
+    hint="run this on {nodes!s} as root, then log in again:\n{raise_files!s}",
 )
 FEW_PROCESSES = _MACHINE.warning(
     about="the limit on processes and threads is too low for training",
     message="on {nodes} user {user} may have {limit} processes and threads: each worker has dozens "
     "(`Resource temporarily unavailable`)",
-    hint="on {nodes!s}, as root; then log in again:\nprintf '* soft nproc unlimited\\n' > "
+    hint="run this on {nodes!s} as root, then log in again:\nprintf '* soft nproc unlimited\\n' > "
     "/etc/security/limits.d/multinode-nproc.conf",
 )
 
@@ -314,9 +316,12 @@ def check_disk(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_offload(inspection: Inspection) -> Iterator[CheckFinding]:
     """DeepSpeed's offloaded states fit into memory."""
-    parts, count = _offloaded_parts(inspection.training), len(inspection.cluster.nodes)
+    job, count = inspection.training, len(inspection.cluster.nodes)
+    if job is None:
+        return
+    parts, option = _offloaded_parts(job), set_options(job, finetuning_type="lora")
     for node, facts in inspection.known if parts else ():
-        parameters, source = _count_parameters(inspection.training, facts.model_config)
+        parameters, source = _count_parameters(job, facts.model_config)
         total = or_none(facts.memory_total_gib)
         if total is None:
             continue
@@ -327,6 +332,7 @@ def check_offload(inspection: Inspection) -> Iterator[CheckFinding]:
                 node.name,
                 what=" and ".join(part for part, _, _ in parts),
                 keys=" and ".join(key for _, key, _ in parts),
+                option=option,
                 billions=format_figure(parameters / 1e9),
                 source=source,
                 count=count,
@@ -362,28 +368,28 @@ def _skew(skew_s: float) -> dict[str, str]:
 
 
 def _shm_users(inspection: Inspection, *, on_gpus: bool) -> str | None:
-    loaders = inspection.training.config.get("dataloader_num_workers") if inspection.training else None
+    loaders = inspection.training.arguments.get("dataloader_num_workers") if inspection.training else None
     if type(loaders) is int and loaders > 0:
         return f"{loaders} data loader workers of each training worker"
     workers = max(inspection.workers_of_nodes() or (1,))
     return f"NCCL's {workers} workers" if on_gpus and workers > 1 else None
 
 
-def _offloaded_parts(job: LlamaFactoryJob | None) -> list[tuple[str, str, int]]:
-    if job is None or job.deepspeed_text is None:
+def _offloaded_parts(job: TrainingJob) -> list[tuple[str, str, int]]:
+    if job.deepspeed_text is None:
         return []
     from multinode.job.deepspeed import parse_deepspeed
 
     deepspeed, parts = parse_deepspeed(job.deepspeed_text), []
     # With LoRA the optimizer is small.
-    if deepspeed and deepspeed.offload_optimizer == "cpu" and job.config.get("finetuning_type") == "full":
+    if deepspeed and deepspeed.offload_optimizer == "cpu" and job.arguments.get("finetuning_type") == "full":
         parts.append(("optimizer", "offload_optimizer", _OPTIMIZER_BYTES))
     if deepspeed and deepspeed.offload_parameters == "cpu":
         parts.append(("parameters", "offload_param", _PARAM_BYTES))
     return parts
 
 
-def _count_parameters(job: LlamaFactoryJob | None, model: dict[str, Any] | None) -> tuple[float, str]:
+def _count_parameters(job: TrainingJob, model: dict[str, Any] | None) -> tuple[float, str]:
     """Parameters of the model, and the source: config.json, or its name (`...-8B`); otherwise 0."""
     from multinode.model.model_size import parse_model
     from multinode.model.tensors import counted_model
@@ -393,7 +399,7 @@ def _count_parameters(job: LlamaFactoryJob | None, model: dict[str, Any] | None)
         return float(counted.tensors().parameters), "counted on the node"
     if shape is not None:
         return float(shape.parameters), "by its config.json"
-    name = str(job.config.get("model_name_or_path", "")) if job is not None else ""
+    name = str(job.arguments.get("model_name_or_path", ""))
     match = _BILLIONS.search(name.rstrip("/").rpartition("/")[2])
     return float(match[1]) * 1e9 if match is not None else 0.0, "by its name"
 

@@ -10,6 +10,7 @@ from multinode.check.rule import Check, CheckFinding, CheckRules, Inspection, di
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NO_ANSWER, UNASKED, NodeFacts, PathFact
 from multinode.cluster.quoting import destination, hosts_option, ssh_words
+from multinode.job.job import set_options
 from multinode.job.job_files import job_files, may_be_paths
 from multinode.stats.unknown import Unknown, entries, or_empty, or_none, reason_of
 
@@ -41,9 +42,9 @@ PATH_OF_PEER = _PATHS.error(
     hint="copy it from there:\nmultinode copy{hosts!s} --from {peer} {path}",
 )
 PATH_HANGS = _PATHS.error(
-    about="the file system of a path of the job hangs: an NFS server is gone",
+    about="a file system that the job uses hangs: an NFS server is unreachable",
     message="{path} does not answer{mount}: the job would hang there",
-    hint="is its server up? On {node}, as root:\n{command!s}",
+    hint="check that its server is up; run this on {node} as root:\n{command!s}",
 )
 ARGUMENT_MISSING = _PATHS.warning(
     about="an argument of a script is a path on this machine, but not on a node",
@@ -70,8 +71,8 @@ OUTPUT_NOT_WRITABLE = _PATHS.error(
     about="the output directory cannot be created or written on a node: owner, read-only disk",
     message="output_dir {path} {what}: the workers of every node write there at each checkpoint, and those of this "
     "node would fail hours into the training",
-    hint="use another directory (--set output_dir=...), or on {node}:\nsudo mkdir -p {full!s} && sudo chown {user} "
-    "{full!s}",
+    hint="use another directory (--set output_dir=...), or run this on {node}:\nsudo mkdir -p {full!s} && sudo chown "
+    "{user} {full!s}",
 )
 NO_WORKDIR = _WORKDIR.error(
     about="the directory that workdir= names is not on a node",
@@ -82,7 +83,7 @@ CONTENT_DIFFERS = _CONTENT.error(
     about="same path, different content: a node has another version of the model, tokenizer, dataset or script",
     message="{path} differs from {peer}: {digest} ({size} bytes) here, {expected} ({expected_size} bytes) there{more}. "
     "The workers would train on different models or data, or hang",
-    hint="if that of {peer} is right:\nmultinode copy{hosts!s} --from {peer} {paths!s}",
+    hint="if the version on {peer} is right:\nmultinode copy{hosts!s} --from {peer} {paths!s}",
 )
 CONTENT_ABSENT = _CONTENT.error(
     about="a file of the model or dataset is missing on one node: an incomplete copy",
@@ -97,19 +98,19 @@ CONTENT_UNREAD = _CONTENT.note(
 REVISION_DIFFERS = _CONTENT.warning(
     about="the job's directory is a git checkout of another revision on a node",
     message="the checkout in {cwd} is at {revision} here and at {expected} on {peer}: code and settings may differ",
-    hint="on {node}:\ngit -C {quoted!s} fetch && git -C {quoted!s} checkout {full}",
+    hint="run this on {node}:\ngit -C {quoted!s} fetch && git -C {quoted!s} checkout {full}",
 )
 CACHE_NOT_SHARED = _SHARED.warning(
     about="data_shared_file_system: true without a shared file system",
-    message="data_shared_file_system is true, and neither {path} nor the dataset is on a file system that the nodes "
-    "share (here: {filesystem}): the other nodes wait while the first worker prepares the data, do not find it, and "
-    "then all their workers prepare the same data at once",
-    hint="--set data_shared_file_system=false",
+    message="data_shared_file_system is true, but neither {path} nor the dataset is on a file system that the nodes "
+    "share (here: {filesystem}). The other nodes wait while the first worker prepares the data, but do not find its "
+    "result: all their workers then prepare the same data at once",
+    hint="{option!s}",
 )
 CACHE_SHARED = _SHARED.note(
     about="every node prepares the data again on a shared file system",
     message="{path} is on {device}, which all nodes share: every node prepares the same data there at the same time",
-    hint="let the first worker prepare it for all: --set data_shared_file_system=true",
+    hint="let the first worker prepare it for all: {option!s}",
 )
 
 # File system types for which equal sources mean one file system; after NFS, the parallel ones.
@@ -319,15 +320,17 @@ def check_shared(inspection: Inspection) -> Iterator[CheckFinding]:
     caches = _places(inspection, path)
     if len(caches) < len(inspection.facts):
         return
-    if job.config.get("data_shared_file_system") is not True:
-        if len({place.device for place in caches}) == 1 and all(map(_is_network, caches)):
-            yield CACHE_SHARED.found(None, path=path, device=caches[0].device)
+    if job.arguments.get("data_shared_file_system") is not True:
+        option = set_options(job, data_shared_file_system=True)
+        if option and len({place.device for place in caches}) == 1 and all(map(_is_network, caches)):
+            yield CACHE_SHARED.found(None, path=path, device=caches[0].device, option=option)
         return
     # One node may serve the others from its disk, and a variable may have moved the cache.
-    folder = job.config.get("dataset_dir")
+    folder = job.arguments.get("dataset_dir")
     suspects = [*caches, *(_places(inspection, folder) if isinstance(folder, str) else [])]
     if not any(map(_is_network, suspects)):
-        yield CACHE_NOT_SHARED.found(None, path=path, filesystem=caches[0].filesystem)
+        option = set_options(job, data_shared_file_system=False)
+        yield CACHE_NOT_SHARED.found(None, path=path, filesystem=caches[0].filesystem, option=option)
 
 
 def _places(inspection: Inspection, path: str) -> list[PathFact]:

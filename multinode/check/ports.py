@@ -48,13 +48,14 @@ UNREACHABLE = _PORTS.error(
 CALLER_BLOCKED = _PORTS.error(
     about="a node cannot connect to the others, which reach each other",
     message="it cannot reach {peers} ({error}), but others can: probably its own firewall or cable",
-    hint="look on {node}:\nip route get {addr}\nsudo nft list ruleset\nsudo iptables -S OUTPUT",
+    hint="check on {node}:\nip route get {addr}\nsudo nft list ruleset\nsudo iptables -S OUTPUT",
 )
 IMPOSTOR = _PORTS.error(
     about="another machine answers at a node's data-plane address",
     message="another machine answers {callers} at {addr}: two machines have this address, or a proxy or NAT is "
     "between them",
-    hint="correct addr= or ifname= in the hostfile (arping -D finds a duplicate address); on {node}:\nip address show",
+    hint="correct addr= or ifname= in the hostfile (arping -D finds a duplicate address); to see its addresses, run "
+    "this on {node}:\nip address show",
 )
 LARGE_PACKETS_LOST = _LINK.error(
     about="path MTU: small packets pass and large ones are lost without an error",
@@ -80,7 +81,10 @@ _WAYS = {
     ),
 }
 _NO_WAY = (
-    "the address is wrong or a cable is unplugged: correct addr= or ifname= in the hostfile; on {caller}:",
+    (
+        "the address is wrong or a cable is unplugged: correct addr= or ifname= in the hostfile; to see the route, run "
+        "this on {caller}:"
+    ),
     "ip route get {addr}",
 )
 
@@ -101,10 +105,11 @@ def check_master_port(inspection: Inspection) -> Iterator[CheckFinding]:
     first, port = inspection.cluster.nodes[0].name, inspection.master_port
     refused = [endpoint.failed.get(port) for endpoint in inspection.connectivity.listening if endpoint.node == first]
     asked = [fact for node, facts in inspection.known if node.name == first for fact in facts.ports]
-    users = [fact.user or "another process" for fact in asked if fact.port == port and fact.taken is True]
+    users = [
+        f"in use by {fact.user or 'another process'}" for fact in asked if fact.port == port and fact.taken is True
+    ]
     user = next((user for user in (*users, *refused) if user is not None), None)
     if user is not None:
-        user = user if user.startswith("in use") else f"in use by {user}"
         yield PORT_IN_USE.found(first, port=port, user=user, other=port + 1 if port < _LAST_PORT else port - 1)
 
 

@@ -37,7 +37,7 @@ LOCKED_MEMORY = _RDMA.warning(
     about="the limit on locked memory is too low for RDMA",
     message="a process may lock {limit} MiB of memory, but RDMA is active: NCCL locks its buffers for the NIC and "
     "would fail (`ibv_reg_mr failed`, `Cannot allocate memory`)",
-    hint="docker: --ulimit memlock=-1; else on {node}, as root:\n"
+    hint="docker: --ulimit memlock=-1; otherwise run this on {node} as root:\n"
     "printf '* - memlock unlimited\\n' > /etc/security/limits.d/multinode-memlock.conf",
 )
 RDMA_SLOT = _RDMA.warning(
@@ -80,8 +80,8 @@ RDMA_MTU = _RDMA.note(
 )
 RDMA_ACS = _RDMA.warning(
     about="PCIe access control (ACS) between an RDMA NIC and a GPU on its switch: GPUDirect goes through the CPU",
-    message="PCIe access control (ACS) of {bridges} sends what {ports} and the GPUs on the same switch exchange to the "
-    "CPU and back: GPUDirect RDMA reaches about half of its rate, or hangs",
+    message="PCIe access control (ACS) of {bridges} routes the traffic between {ports} and the GPUs on the same "
+    "switch through the CPU: GPUDirect RDMA reaches about half of its rate, or hangs",
     hint="disable it in the BIOS (with VT-d or AMD-Vi); or after every boot, on {node} as root:{fix!s}",
 )
 RDMA_IOMMU = _RDMA.note(

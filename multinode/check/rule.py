@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,7 +20,7 @@ from multinode.cluster.facts import Interface, NodeFacts
 from multinode.errors import MultinodeError, UsageError
 from multinode.findings.finding import Finding
 from multinode.findings.rule import NODES, Rule, RuleGroup
-from multinode.job.job import Job, LlamaFactoryJob
+from multinode.job.job import Job, TrainingJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import workers_of_nodes
 from multinode.records.benchmark import Benchmark
@@ -44,6 +45,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     controller_cwd: str | None = None  # the directory of the launch; None is not known
     # paths of the job that are not on this machine, each with the one whose name is nearest, if any
     absent_here: dict[str, str | None] = {}
+    runs: Path | None = None  # the directory of runs, whose records are known; None is unknown
 
     @property
     def known(self) -> Iterator[tuple[Node, NodeFacts]]:
@@ -84,9 +86,9 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
         return (single | (named[0] if named else {}), *named[1:])
 
     @property
-    def training(self) -> LlamaFactoryJob | None:
-        """The job, if it is a LLaMA-Factory training."""
-        return self.job if isinstance(self.job, LlamaFactoryJob) else None
+    def training(self) -> TrainingJob | None:
+        """The job, if it is a training of a framework."""
+        return self.job.training if self.job is not None else None
 
     def link(self, node: str) -> Interface | None:
         """A node's interface for data; None if unknown."""

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from multinode.check.rule import Check, CheckFinding, CheckRules, Inspection, launch_check, listed
 from multinode.cluster.accelerators import NVIDIA, accelerator_named
 from multinode.errors import UsageError
-from multinode.job.job import LlamaFactorySettings
+from multinode.job.engines.engine import find_kind
+from multinode.job.job import set_options
+from multinode.job.settings import TrainingSettings, is_false, is_true
 from multinode.stats.unknown import entries, or_empty, or_none
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Call, Strategy, nic_bytes, nic_time_s, strategy_calls
@@ -27,13 +29,15 @@ from multinode.units import (
 
 if TYPE_CHECKING:
     from multinode.job.deepspeed import DeepSpeedConfig
+    from multinode.job.job import TrainingJob
     from multinode.model.training import ShardedTraining
 
 _TRAINING = CheckRules("training")
 _STRATEGY = CheckRules("strategy")
 
 SPACE_IN_PATH = _TRAINING.error(
-    about="a space in the path of the home directory or of the training environment: LLaMA-Factory splits there",
+    about="a space in the path of the home directory or of the training environment: LLaMA-Factory splits the path "
+    "there",
     message="{what} {path!r} contains a space: LLaMA-Factory puts its path on torchrun's command line and splits it at "
     "spaces, so the workers would get a path that does not exist",
     hint="{way!s}",
@@ -52,7 +56,7 @@ BATCH_SIZE_FIXED = _TRAINING.error(
 )
 ZERO3_ON_CPU = _TRAINING.error(
     about="ZeRO-3 on nodes without a GPU, with train_batch_size in the DeepSpeed JSON",
-    message="the DeepSpeed JSON has ZeRO stage 3 and train_batch_size, and torch is built for CPUs here: LLaMA-Factory "
+    message="the DeepSpeed JSON has ZeRO stage 3 and train_batch_size, and torch is built for CPUs here: {framework!s} "
     "loads the model before the process group exists, and DeepSpeed's check of the batch size fails for one worker",
     hint="remove train_batch_size from the DeepSpeed JSON, or use stage 2: --deepspeed-set zero_optimization.stage=2",
 )
@@ -71,10 +75,10 @@ TIMEOUT_OF_AGES = _TRAINING.note(
     about="ddp_timeout of years, as in LLaMA-Factory's examples: workers wait forever for a silent peer",
     message="ddp_timeout is {timeout_s} s, {words}: multinode ends a run when a worker dies, but if a link silently "
     "drops packets, the others would wait that long",
-    hint="--set ddp_timeout=1800",
+    hint="{option!s}",
 )
 
-_DEFAULTS = LlamaFactorySettings()
+_DEFAULTS = TrainingSettings()
 # Key in the DeepSpeed JSON: key in the YAML, and the Trainer's default.
 _MATCHES: dict[str, tuple[str, Any]] = {
     "train_micro_batch_size_per_gpu": ("per_device_train_batch_size", _DEFAULTS.per_device_train_batch_size),
@@ -98,7 +102,7 @@ _ZERO3 = 3
 @launch_check
 def check_spaces(inspection: Inspection) -> Iterator[CheckFinding]:
     """Nothing that LLaMA-Factory puts on torchrun's command line contains a space."""
-    for node, facts in inspection.known if inspection.training is not None else ():
+    for node, facts in inspection.known if _splits_words(inspection) else ():
         for name, path, way in (
             (
                 "its home directory",
@@ -115,14 +119,20 @@ def check_spaces(inspection: Inspection) -> Iterator[CheckFinding]:
                 yield SPACE_IN_PATH.found(node.name, what=name, path=path, way=way)
 
 
+def _splits_words(inspection: Inspection) -> bool:
+    job, engine = inspection.training, inspection.options.engine
+    kind = find_kind(engine.name if engine is not None else job.kind.engine if job is not None else "")
+    return job is not None and kind is not None and kind.splits_words
+
+
 @launch_check
 def check_arguments(inspection: Inspection) -> Iterator[CheckFinding]:
-    """LLaMA-Factory has an argument for every key."""
+    """The job's framework has an argument for every key."""
     job = inspection.training
     if job is None:
         return
     for node, facts in inspection.known:
-        version, unknown = entries(facts.packages).get("llamafactory"), entries(facts.unknown_arguments)
+        version, unknown = entries(facts.packages).get(job.kind.packages[0]), entries(facts.unknown_arguments)
         # A node answers only for the keys that it was asked about.
         for key in (key for key in job.config if key in unknown):
             near = unknown[key]
@@ -140,14 +150,15 @@ def check_arguments(inspection: Inspection) -> Iterator[CheckFinding]:
 @launch_check
 def check_deepspeed(inspection: Inspection) -> Iterator[CheckFinding]:
     """Fixed values in the DeepSpeed JSON agree with the YAML."""
-    config, settings = _settings(inspection)
-    if settings is None:
+    job, (config, settings) = inspection.training, _settings(inspection)
+    if job is None or settings is None:
         return
     for key, (yaml_key, default) in _MATCHES.items():
         expected, value = _expected(config, yaml_key, default), settings.fixed.get(key)
         if value is None or expected is None or value == expected:
             continue
         sentence = f"is {_json(expected)} in the YAML"
+        own_key = job.own_name(yaml_key)
         if yaml_key not in config:
             sentence = f"is not in the YAML, which means {_json(expected)}"
         *groups, last = key.split(".")
@@ -155,9 +166,7 @@ def check_deepspeed(inspection: Inspection) -> Iterator[CheckFinding]:
         auto = f'"{last}": "auto"'
         for group in reversed(groups):
             auto = f'"{group}": {{{auto}}}'
-        yield DEEPSPEED_CONTRADICTS.found(
-            None, key=key, value=_json(value), yaml_key=yaml_key, said=sentence, json=auto
-        )
+        yield DEEPSPEED_CONTRADICTS.found(None, key=key, value=_json(value), yaml_key=own_key, said=sentence, json=auto)
 
 
 @Check
@@ -178,12 +187,12 @@ def check_batch_size(inspection: Inspection) -> Iterator[CheckFinding]:
 @Check
 def check_deepspeed_on_cpu(inspection: Inspection) -> Iterator[CheckFinding]:
     """ZeRO-3 finds GPUs, or its JSON works without."""
-    _, settings = _settings(inspection)
-    if settings is None or settings.stage != _ZERO3 or not settings.names_train_batch_size:
+    job, (_, settings) = inspection.training, _settings(inspection)
+    if job is None or settings is None or settings.stage != _ZERO3 or not settings.names_train_batch_size:
         return
     for node, facts in inspection.known:
         if entries(facts.packages).get("torch", "").endswith("+cpu"):
-            yield ZERO3_ON_CPU.found(node.name)
+            yield ZERO3_ON_CPU.found(node.name, framework=job.kind.title)
 
 
 @launch_check
@@ -218,11 +227,13 @@ def check_deepspeed_devices(inspection: Inspection) -> Iterator[CheckFinding]:
 def check_timeout(inspection: Inspection) -> Iterator[CheckFinding]:
     """Workers that wait for a peer time out."""
     job = inspection.training
-    timeout_s = _number(job.config.get("ddp_timeout")) if job is not None else None
-    if timeout_s is not None and timeout_s > _DAY_S and len(inspection.cluster.nodes) > 1:
+    timeout_s = _number(job.arguments.get("ddp_timeout")) if job is not None else None
+    if job is not None and timeout_s is not None and timeout_s > _DAY_S and len(inspection.cluster.nodes) > 1:
         years = timeout_s / _YEAR_S
         words = f"{years:.1f} years" if years >= 1 else format_duration(timeout_s)
-        yield TIMEOUT_OF_AGES.found(None, timeout_s=f"{timeout_s:.0f}", words=words)
+        yield TIMEOUT_OF_AGES.found(
+            None, timeout_s=f"{timeout_s:.0f}", words=words, option=set_options(job, ddp_timeout=1800)
+        )
 
 
 def _settings(inspection: Inspection) -> tuple[dict[str, Any], DeepSpeedConfig | None]:
@@ -231,14 +242,14 @@ def _settings(inspection: Inspection) -> tuple[dict[str, Any], DeepSpeedConfig |
         return {}, None
     from multinode.job.deepspeed import parse_deepspeed
 
-    return job.config, parse_deepspeed(job.deepspeed_text)
+    return job.arguments, parse_deepspeed(job.deepspeed_text)
 
 
 def _expected(config: dict[str, Any], key: str, default: Any) -> Any:
     value = config.get(key, default)
     if isinstance(default, bool):
-        evaluation = config.get(_FULL_EVAL[key], False)
-        return value or evaluation if isinstance(value, bool) and isinstance(evaluation, bool) else None
+        values = (value, config.get(_FULL_EVAL[key], False))
+        return any(map(is_true, values)) if all(is_true(one) or is_false(one) for one in values) else None
     return _number(value)
 
 
@@ -257,7 +268,7 @@ SENDS_TOO_MUCH = _STRATEGY.warning(
     hint="{way!s}",
 )
 SENDS_MUCH = _STRATEGY.note(
-    about="communication takes long in every step, and no other sharding sends much less",
+    about="communication takes a long time in every step, and no other sharding sends much less",
     message="{name} sends {size} through each node's NIC in every optimizer step ({workers}), which takes {time} at "
     "{link} (an estimate: overlap with compute is not subtracted)",
     hint="{way!s}",
@@ -265,7 +276,7 @@ SENDS_MUCH = _STRATEGY.note(
 
 IGNORED = _STRATEGY.warning(
     about="accelerate does not read the FSDP1 sharding strategy from the YAML",
-    message="fsdp: {fsdp} is trained as full_shard: with transformers {version} accelerate reads the FSDP1 strategy "
+    message="fsdp: {fsdp} is trained as full_shard. With transformers {version}, accelerate reads the FSDP1 strategy "
     "only from FSDP_SHARDING_STRATEGY, which is not set",
     hint="--env FSDP_SHARDING_STRATEGY={name}",
 )
@@ -289,9 +300,10 @@ _MODEL_SHARE = 0.75
 @Check
 def check_strategy(inspection: Inspection) -> Iterator[CheckFinding]:
     """The gradients and weights of a step pass the links in reasonable time, or no strategy would be faster."""
-    training, workers, link = _read(inspection), inspection.workers_of_nodes(), _link(inspection)
+    job, workers, link = inspection.training, inspection.workers_of_nodes(), _link(inspection)
+    training = read_inspected(inspection)
     nodes = len(inspection.cluster.nodes)
-    if training is None or workers is None or link is None or nodes == 1:
+    if job is None or training is None or workers is None or link is None or nodes == 1:
         return
     layout = Layout.of(workers)
     goodput, words = link
@@ -302,26 +314,26 @@ def check_strategy(inspection: Inspection) -> Iterator[CheckFinding]:
     values = {"name": training.name, "size": _format_bytes(size), "time": _format_time(time_s), "link": words}
     values["workers"] = format_count(sum(workers), "worker")
     other_size = nic_bytes(strategy_calls(Strategy.DDP, training.small, layout), layout, gloo=gloo)
-    if time_s > _WARN_S and other_size < _MUCH_LESS * size and (way := _way_to_small(training, inspection)):
+    if time_s > _WARN_S and other_size < _MUCH_LESS * size and (way := _way_to_small(job, training, inspection)):
         yield SENDS_TOO_MUCH.found(
             None,
             **values,
-            other="DDP with LoRA" if training.lora else f"DDP with LoRA at rank {LlamaFactorySettings().lora_rank}",
+            other="DDP with LoRA" if training.lora else f"DDP with LoRA at rank {TrainingSettings().lora_rank}",
             other_size=_format_bytes(other_size),
             other_time=_format_time(nic_time_s(other_size, goodput)),
             way=way,
         )
     elif time_s > _NOTE_S:
-        yield SENDS_MUCH.found(None, **values, way=_amortise(training, calls))
+        yield SENDS_MUCH.found(None, **values, way=_amortise(job, training, calls))
 
 
 @Check
 def check_sharding(inspection: Inspection) -> Iterator[CheckFinding]:
     """FSDP shards the model as the YAML says."""
     job = inspection.training
-    words = str(job.config.get("fsdp") or "").split() if job is not None else []
+    words = str(job.arguments.get("fsdp") or "").split() if job is not None else []
     name = next((word for word in words if word in {"shard_grad_op", "no_shard", "hybrid_shard"}), None)
-    fsdp = job.config.get("fsdp_config") if job is not None else None
+    fsdp = job.arguments.get("fsdp_config") if job is not None else None
     fsdp = fsdp if isinstance(fsdp, dict) else {}
     # accelerate's own launcher sets the variable from its configuration.
     if name is None or str(fsdp.get("version") or fsdp.get("fsdp_version")) == "2" or "sharding_strategy" in fsdp:
@@ -335,7 +347,8 @@ def check_sharding(inspection: Inspection) -> Iterator[CheckFinding]:
             return
 
 
-def _read(inspection: Inspection) -> ShardedTraining | None:
+def read_inspected(inspection: Inspection) -> ShardedTraining | None:
+    """What the job trains, from the facts of the nodes; None if that is unknown."""
     facts = inspection.facts.values()
     models = (fact.model_config for fact in facts if fact.model_config is not None)
     versions = (entries(fact.packages).get("transformers") for fact in facts)
@@ -349,18 +362,20 @@ def _read(inspection: Inspection) -> ShardedTraining | None:
         return None
 
 
-def _way_to_small(training: ShardedTraining, inspection: Inspection) -> str | None:
+def _way_to_small(job: TrainingJob, training: ShardedTraining, inspection: Inspection) -> str | None:
     """How a person gets to DDP with LoRA; None if that is what is trained, or a GPU cannot hold the whole model."""
     strategy = training.strategy
     sharded = strategy.gathers
     if (training.lora and strategy is Strategy.DDP) or (sharded and not _fits(training, inspection)):
         return None
-    leave = "remove fsdp from the YAML" if strategy.engine == "FSDP" else "--set deepspeed=null"
+    leave = "remove fsdp from the YAML" if strategy.engine == "FSDP" else set_options(job, deepspeed=None)
     memory = ", if a GPU holds the whole model" if sharded else ""
     if training.lora:
-        return f"{leave}{memory}; DeepSpeed ZeRO-2 with gradient_accumulation_steps: 1 also sends little"
+        steps = job.own_name("gradient_accumulation_steps")
+        return f"{leave}{memory}; DeepSpeed ZeRO-2 with {steps}: 1 also sends little"
     also = "" if strategy is Strategy.DDP else f" and {leave}"
-    return f"if an adapter is enough: --set finetuning_type=lora{also}{memory}; otherwise use a faster link"
+    adapter = set_options(job, finetuning_type="lora")
+    return f"if an adapter is enough: {adapter}{also}{memory}; otherwise use a faster link"
 
 
 def _fits(training: ShardedTraining, inspection: Inspection) -> bool:
@@ -371,16 +386,12 @@ def _fits(training: ShardedTraining, inspection: Inspection) -> bool:
     return not sizes or needed_mib < _MODEL_SHARE * min(sizes)
 
 
-def _amortise(training: ShardedTraining, calls: Iterable[Call]) -> str:
+def _amortise(job: TrainingJob, training: ShardedTraining, calls: Iterable[Call]) -> str:
     if not any(call.per_micro_batch for call in calls):
-        return (
-            f"gradients are sent once per step: --set gradient_accumulation_steps={2 * training.accumulation} "
-            "halves the bytes per sample"
-        )
-    return (
-        "every micro-batch sends: a larger per_device_train_batch_size with fewer gradient_accumulation_steps "
-        "sends less per sample"
-    )
+        option = set_options(job, gradient_accumulation_steps=2 * training.accumulation)
+        return f"gradients are sent once per step: {option} halves the bytes per sample"
+    batch, steps = map(job.own_name, ("per_device_train_batch_size", "gradient_accumulation_steps"))
+    return f"every micro-batch sends: a larger {batch} with fewer {steps} sends less per sample"
 
 
 def _link(inspection: Inspection) -> tuple[float, str] | None:

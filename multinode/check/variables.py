@@ -42,14 +42,14 @@ NAMES_NO_INTERFACE_YET = _VARIABLES.warning(
 NAMES_MORE = _VARIABLES.warning(
     about="NCCL_SOCKET_IFNAME is a prefix or an exclusion that matches more interfaces than intended (eth1 matches "
     "eth10)",
-    message="{name}={value} from {source} matches {taken}: without = NCCL reads names as prefixes, with ^ it uses all "
-    "others, and it sends over every match, even one that reaches no other node",
+    message="{name}={value} from {source} matches {taken}: without =, NCCL reads names as prefixes; with ^, it uses "
+    "all others. It sends over every match, even one that reaches no other node",
     hint="{way!s}",
 )
 NAMES_ANOTHER = _VARIABLES.warning(
     about="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME does not name the data plane's interface",
     message="{name}={value} from {source} selects {taken}, but the data plane of the node is {ifname}: the rendezvous "
-    "uses one network and the collectives another, unchecked one",
+    "uses one network, and the collectives use another, which is not checked",
     hint="{way!s}",
 )
 NAME_OVERRIDDEN = _VARIABLES.note(
@@ -68,12 +68,12 @@ SETTINGS_DIFFER = _VARIABLES.warning(
 TOO_MANY_SOCKETS = _VARIABLES.warning(
     about="NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD exceeds NCCL's limit of 64",
     message="NCCL_SOCKET_NTHREADS={threads} x NCCL_NSOCKS_PERTHREAD={sockets} is {count} on {nodes}: NCCL allows 64 "
-    "sockets and lowers the second to {allowed} with a warning",
+    "sockets and lowers NCCL_NSOCKS_PERTHREAD to {allowed} with a warning",
     hint="choose values whose product is at most 64, or unset both: more sockets are often slower",
 )
 STRAY = _VARIABLES.note(
     about="RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, PET_* or similar are set in a profile or in ~/.deepspeed_env",
-    message="{source} on {nodes} sets {names}, which overrides a launcher: multinode unsets it for its jobs; launches "
+    message="{source} on {nodes} sets {names}, overriding a launcher: multinode unsets it for its jobs, but launches "
     "by hand inherit it",
     hint="find and remove it on {nodes!s}:\n{command!s}",
     by_hand=True,

@@ -10,8 +10,6 @@ from multinode.cli.options import Json, LinkMeasured, RunIds, expand_options, gi
 from multinode.cli.output import is_quiet
 from multinode.cli.panels import examples
 from multinode.cli.table import FormOptions, show_blocks
-from multinode.records.invocation import Invocation
-from multinode.records.run_directory import RunDirectory, runs_root
 
 
 def register(app: typer.Typer) -> None:
@@ -43,33 +41,27 @@ def advise(
     form: FormOptions,
     as_json: Json = False,
 ) -> None:
-    """Show which changes would make a measured training faster, by how much, and how to make them."""
+    """Show which changes would make a measured training job faster, by how much, and how to make them."""
     import msgspec
 
     from multinode import api
     from multinode.predict.advice import is_one_node, pays
     from multinode.predict.advice_screen import show
-    from multinode.predict.screen import launch_command
     from multinode.render.following import following
 
     form.choose(as_json=as_json)
     recommendations = api.advise(*(run_ids or ("last",)), link=link, link_measured=link_measured).value
     again = f"multinode advise{given_options(ctx)} --details"
     paying = [advice for advice in recommendations.advice if advice.change is not None and pays(advice)]
-    command_line = ""
+    command, command_line = recommendations.command, ""
     if paying and link is None:
-        from multinode.cli.contrast import stored_command, tune_command
+        from multinode.cli.contrast import tune_command
 
         measured = ("--link-measured", link_measured) if link_measured is not None else ()
-        commands = (stored_command(RunDirectory.open(runs_root(), name)) for name in recommendations.runs)
-        command = next(filter(None, commands), None)
-        if command is None and recommendations.job:
-            # A YAML is kept with its runs, whoever started them.
-            hosts = (("--hosts", recommendations.hosts),) if recommendations.hosts else ()
-            command = Invocation(verb="launch", options=hosts)
         command_line = tune_command(command, run_ids or ["last"], measured)
-    if paying and paying[0] is recommendations.advice[0] and recommendations.job and is_one_node(paying[0]):
-        command_line = launch_command(recommendations.job, recommendations.hosts, paying[0].command)
+    is_best = paying and paying[0] is recommendations.advice[0] and is_one_node(paying[0])
+    if is_best and command is not None and not command.is_script:
+        command_line = command.launch(paying[0].command)
     document = msgspec.structs.replace(recommendations, advice=recommendations.advice[:top])
     below = following(again, "" if is_quiet() else command_line)
     show_blocks(form, "advice", tuple(show(recommendations, top)), document, as_json=as_json, below=below)

@@ -84,12 +84,12 @@ def attach(
     if run.directory.is_locked:
         if if_slower != "report":
             raise UsageError(
-                f"--if-slower-than-one-node {if_slower}: another multinode follows this run",
+                f"--if-slower-than-one-node {if_slower}: another multinode process is following this run",
                 hint=f"see its verdict: multinode show {run.run.run_id}",
             )
         if exports.are_wanted:
             raise UsageError(
-                "--export: another multinode follows this run",
+                "--export: another multinode process is following this run",
                 hint=f"multinode export {run.run.run_id} --follow tensorboard:DIR",
             )
         _watch(run, fetch, as_json=as_json)
@@ -112,8 +112,13 @@ def _watch(run: StoredRun, fetch: list[str] | None, *, as_json: bool) -> NoRetur
     from multinode.launch.attach import follow_logs, look_again
 
     if fetch:
-        raise UsageError("--fetch: another multinode follows this run", hint="attach again after it has ended")
-    note(f"another multinode follows run {run.run.run_id}: showing its records until the run ends; Ctrl-C leaves")
+        raise UsageError(
+            "--fetch: another multinode process is following this run", hint="attach again after it has ended"
+        )
+    note(
+        f"another multinode process is following run {run.run.run_id}: showing its records until the run ends; Ctrl-C "
+        f"leaves"
+    )
     if run.run.kind == "launch" and (verdict := running_verdict(run.run.run_id)[1]):
         note(verdict)
     ranks = tuple(node.node_rank for node in run.run.nodes)

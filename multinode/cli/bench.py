@@ -9,7 +9,6 @@ import typer
 from multinode.cli.inputs import given_values
 from multinode.cli.options import (
     Check,
-    Details,
     Fresh,
     HangTimeout,
     Hosts,
@@ -22,9 +21,10 @@ from multinode.cli.options import (
     given_options,
     read_invocation,
 )
-from multinode.cli.output import note, print_blocks, print_document
+from multinode.cli.output import note
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
+from multinode.cli.table import FormOptions, show_blocks, write_answer
 from multinode.errors import UsageError
 from multinode.launch.context import ExecuteOptions, Launch
 from multinode.launch.inputs import NodeInput, note_unused_variables, read_nodes, with_environment
@@ -49,7 +49,7 @@ def bench(
     hosts: Hosts = None,
     nodes: Nodes = None,
     local: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Run N workers on this machine, without nodes and SSH.")
+        int | None, typer.Option(min=1, metavar="N", help="Run N workers on this machine, without nodes or SSH.")
     ] = None,
     workers_per_node: WorkersPerNode = None,
     only: Annotated[
@@ -65,7 +65,8 @@ def bench(
     size: Annotated[
         str | None,
         typer.Option(
-            metavar="ROWS", help="Comma-separated rows of the square matrices. Default: sizes that fit the time."
+            metavar="ROWS",
+            help="Comma-separated numbers of rows of the square matrices. Default: sizes that fit into --seconds.",
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(help="Duration of each test.")] = 1.0,
@@ -79,7 +80,7 @@ def bench(
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "stop",
     fresh: Fresh = False,
-    details: Details = False,
+    shown: FormOptions,
     as_json: Json = False,
 ) -> None:
     """Measure every worker's device (matrix products, memory, transformer layers) and find slow ones and the cause.
@@ -91,6 +92,7 @@ def bench(
     from multinode.bench.measure import make_device_test
     from multinode.records.benchmark import PHASES
 
+    shown.choose(as_json=as_json)
     test = make_device_test(
         kinds=_words(only), dtypes=_words(dtype), sizes=_rows(size), seconds=seconds, repeats=repeats
     )
@@ -117,13 +119,11 @@ def bench(
     note_unused_variables(launch, note)
     with open_context(launch.cluster, local=local is not None) as context:
         report = run_bench(launch, phases, context, fresh=fresh)
-    if as_json:
-        print_document(report)
-    else:
-        from multinode.bench.screen import next_step, show
+    from multinode.bench.screen import next_step, show
 
-        below = next_step(report, given_options(ctx, {"--hosts", "--nodes"}))
-        print_blocks((*show(report), below), details=details)
+    blocks, below = tuple(show(report)), next_step(report, given_options(ctx, {"--hosts", "--nodes"}))
+    shown = write_answer(shown, report.run_id, blocks, report, as_json=as_json)
+    show_blocks(shown, report.run_id, blocks, report, as_json=as_json, below=(below,))
     raise typer.Exit(1 if any(node.failures or not node.is_measured for node in report.nodes) else 0)
 
 

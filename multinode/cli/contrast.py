@@ -33,11 +33,10 @@ from multinode.cli.output import fail_gate, is_quiet, note, print_blocks, print_
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
 from multinode.cli.table import print_cells
-from multinode.job.engines.engine import OF_YAML, find_kind
 from multinode.records.invocation import Invocation
 from multinode.records.run_directory import RunDirectory, runs_root
 
-# Of the runs that were measured, and not of those that follow.
+# Options that apply to the measured runs, and not to a command that is proposed after them.
 _OF_RUNS = ("--nodes", "--workers-per-node", "--steps")
 
 if TYPE_CHECKING:
@@ -78,7 +77,10 @@ def contrast(
     ] = None,
     baseline_gpus: Annotated[
         str | None,
-        typer.Option(metavar="1,2,3,5", help="GPUs of node 0 for the baseline, to compare the same workers."),
+        typer.Option(
+            metavar="1,2,3,5",
+            help="GPUs of node 0 for the baseline, so that both sides have the same number of workers.",
+        ),
     ] = None,
     workers_per_node: WorkersPerNode = None,
     each_node: Annotated[
@@ -204,8 +206,7 @@ def tune_command(invocation: Invocation | None, runs: Sequence[str], more: Seque
         return ""
     sources = (word for run in runs for word in ("--from", run))
     first = ("--judge", "speed", *sources, "--candidates", "2", *more)
-    kind = find_kind(next((option[1] for option in invocation.options if option[0] == "--engine"), OF_YAML))
-    if invocation.is_script or kind is None or kind.config_file is None:
+    if invocation.is_script:
         return propose(invocation, "tune", first=first, without=_OF_RUNS)
     # Otherwise the YAML is kept with its runs, with what was set in it.
     return propose(invocation, "tune", first=first, without=(*_OF_RUNS, "--set", "--synthetic"), job=())
@@ -222,10 +223,10 @@ def _print_plan(launch: Launch, request: ContrastRequest, *, as_json: bool) -> N
             for side, plan in zip(sides.sides, plans, strict=True)
         ]
         print_document(
-            {"schema": "multinode.contrast-plan/2", "mode": sides.mode, "why": sides.why, "sides": documents}
+            {"schema": "multinode.contrast-plan/3", "mode": sides.mode, "why": sides.why, "sides": documents}
         )
         return
-    typer.echo(f"{sides.mode}: {sides.why}")
+    typer.echo(f"{sides.mode}: {sides.why.message}")
     for side, plan in zip(sides.sides, plans, strict=True):
         typer.echo(f"\n{side.label}: {side.description}\n{plan_text(plan)}")
 
@@ -248,7 +249,7 @@ def compare(
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Compare two stored runs: trainings as in `contrast`, nccl-tests, tables, and other kinds figure by figure."""
+    """Compare two stored runs: training runs as in `contrast`, nccl-tests, tables, and other kinds figure by figure."""
     from multinode.contrast.figures import Contrast
     from multinode.network.screen import show
     from multinode.network.size_scan import ScanReport

@@ -32,8 +32,8 @@ IfSlower = Annotated[
         metavar="HOW",
         rich_help_panel="Run control",
         help=(
-            "If one node is certainly faster and has enough memory: `report` prints this; after 120 measured steps, "
-            "`ask` asks whether to stop the run, and `stop` stops it."
+            "If one node is certain to be faster and to have enough memory: `report` prints this; after 120 measured "
+            "steps, `ask` asks whether to stop the run, and `stop` stops it."
         ),
     ),
 ]
@@ -45,7 +45,7 @@ def require_terminal(mode: Mode, *, detach: bool = False) -> None:
     """Reject an option that needs somebody at the terminal."""
     if detach and mode != "report":
         raise UsageError(
-            f"--if-slower-than-one-node {mode} needs this command to keep running; nothing follows a detached run",
+            f"--if-slower-than-one-node {mode} needs this command to keep running; no command follows a detached run",
             hint="remove --detach; multinode show prints the verdict of a followed run",
         )
     if mode == "ask" and (is_quiet() or not (sys.stdin.isatty() and sys.stderr.isatty())):
@@ -58,7 +58,7 @@ def require_terminal(mode: Mode, *, detach: bool = False) -> None:
 def running_verdict(run_id: str) -> tuple[EarlyVerdict | None, str]:
     """The verdict on a run in progress, from its records so far, in words; empty without one."""
     from multinode.launch.attach import find_recorded
-    from multinode.predict.early_verdict import judge
+    from multinode.predict.early_verdict import judge, verdict_line
 
     try:
         judged = judge(find_recorded(runs_root(), run_id).directory)
@@ -67,7 +67,7 @@ def running_verdict(run_id: str) -> tuple[EarlyVerdict | None, str]:
     if judged.verdict is None and judged.lacking:
         return None, f"no early verdict yet: {format_count(judged.lacking, 'step')} to go"
     verdict = judged.verdict
-    return verdict, verdict.sentence if verdict is not None and not verdict.exceeds_run else ""
+    return verdict, verdict_line(verdict) if verdict is not None and not verdict.exceeds_run else ""
 
 
 @contextlib.contextmanager
@@ -169,7 +169,7 @@ class _Watch:
             return
         if not judged.verdict.is_certain:
             self._context.say(
-                f"one node is faster by {format_count(judged.verdict.measured, 'measured step')}: looking again "
+                f"one node is faster by {format_count(judged.verdict.measured, 'measured step')}: checking again "
                 f"after {CERTAIN_STEPS}"
             )
             return

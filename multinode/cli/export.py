@@ -51,7 +51,7 @@ def export(
 
     where = parse_targets(targets or (), metrics_port)
     if not where:
-        raise UsageError("where to?", hint=f"multinode export {run_id} tensorboard:DIR")
+        raise UsageError("no target was given", hint=f"multinode export {run_id} tensorboard:DIR")
     if follow:
         if len(where) > 1:
             raise UsageError("--follow takes one target", hint="start one export per target")

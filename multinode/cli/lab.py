@@ -25,7 +25,7 @@ from multinode.lab.cluster import (
     set_rate,
     up_lab,
 )
-from multinode.lab.network import LinkSpeed, parse_lab_rate, rate_text
+from multinode.lab.network import ENOUGH, LinkSpeed, parse_lab_rate, rate_text
 from multinode.lab.state import LabSpec, load_lab
 from multinode.units import format_figure, parse_size
 
@@ -153,7 +153,7 @@ def _guard(runs: dict[str, str]) -> None:
     if not runs:
         return
     message = f"in progress in the lab: {describe_runs(runs)}"
-    hint = f"stop it first: multinode stop {next(iter(runs))}; or end it with the lab: multinode lab down --force"
+    hint = f"stop it first with multinode stop {next(iter(runs))}, or end it with the lab: multinode lab down --force"
     if sys.stdin.isatty() and sys.stderr.isatty():
         typer.echo(message, err=True)
         if typer.confirm("End it with the lab?", err=True):
@@ -179,7 +179,7 @@ def _print_link(link: LinkSpeed, links: list[LinkSpeed]) -> None:
 def _warn_of_slow_links(links: list[LinkSpeed]) -> None:
     slow = [f"{link.source} -> {link.target}" for link in links if link.is_slow]
     if slow:
-        typer.echo(f"warning: more than 5% below the TCP line rate: {', '.join(slow)}", err=True)
+        typer.echo(f"warning: below {ENOUGH:.0%} of the TCP line rate: {', '.join(slow)}", err=True)
         typer.echo("  hint: this machine may be busy or too slow for this rate: use a lower --rate", err=True)
 
 

@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
             "launch --hosts hosts.txt --set learning_rate=1e-4 --detach train.yaml",
             "launch --hosts hosts.txt -- train.py --lr 1e-4",
             "launch --hosts hosts.txt -- --max-restarts=3 train.py",
-            note="Options of the engine's own launcher go before the script, as in the last one.",
+            note="Options of the engine's own launcher go before the script, as in the last example.",
         ),
     )(expand_options(launch))
 
@@ -77,7 +77,7 @@ def launch(
             min=5.0,
             metavar="SECONDS",
             rich_help_panel="Run control",
-            help="Time that nodes keep running without contact to this command.",
+            help="How long nodes keep running without contact with this command.",
         ),
     ] = 120.0,
     grace_period: GracePeriod = 10.0,
@@ -117,7 +117,7 @@ def launch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print each node's command and exit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a training on every node, with matching ranks, and follow it to the end."""
+    """Run a training job on every node, with matching ranks, and follow it to the end."""
     from multinode import api
 
     require_terminal(if_slower, detach=detach)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import sys
 from collections.abc import Sequence
@@ -27,16 +26,15 @@ from multinode.cli.options import (
     propose,
     read_invocation,
 )
-from multinode.cli.output import fail_gate, note, print_blocks, print_document, print_table
+from multinode.cli.output import fail_gate, note, print_table
 from multinode.cli.panels import examples
 from multinode.cli.running import open_context
-from multinode.cli.table import FormOptions, show_blocks
+from multinode.cli.table import FormOptions, show_blocks, write_answer
 from multinode.cluster.hostfile_variables import with_variables
 from multinode.errors import UsageError
 from multinode.records.files import MAX_BYTES, read_text, write_text
 from multinode.records.invocation import Invocation
 from multinode.records.run_directory import runs_root
-from multinode.results.forms import answer_path
 from multinode.units import format_figure
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
     from multinode.network.read_scan import Missing
     from multinode.network.scan_evidence import CollectiveRow
     from multinode.network.size_scan import ScanReport
-    from multinode.render.sheet import Block, NextCommand
+    from multinode.render.sheet import NextCommand
 
 
 def register(app: typer.Typer) -> None:
@@ -73,7 +71,7 @@ def nccl_test(
     hosts: Hosts = None,
     nodes: Nodes = None,
     local: Annotated[
-        int | None, typer.Option(min=2, metavar="N", help="Run N workers on this machine, without nodes and SSH.")
+        int | None, typer.Option(min=2, metavar="N", help="Run N workers on this machine, without nodes or SSH.")
     ] = None,
     workers_per_node: Annotated[
         int | None, typer.Option(min=1, help="Workers per node. Default: one, or the slots with --like.")
@@ -143,8 +141,8 @@ def nccl_test(
             "--read",
             metavar="FILE",
             rich_help_panel="Output of other programs",
-            help="Judge what nccl-tests, iperf3 or ib_write_bw printed, instead of measuring; - is standard input. "
-            "Repeatable. --nodes and --workers-per-node, and a collective, give what the text lacks.",
+            help="Evaluate output of nccl-tests, iperf3 or ib_write_bw instead of measuring; - is standard input. "
+            "Repeatable. If the output lacks them, add --nodes, --workers-per-node and a collective.",
         ),
     ] = None,
     link: Annotated[
@@ -160,7 +158,7 @@ def nccl_test(
         typer.Option(
             "--rdma/--no-rdma",
             rich_help_panel="Output of other programs",
-            help="With --read: whether the collectives used RDMA. Default: as NCCL's log says or the speeds imply.",
+            help="With --read: whether the collectives used RDMA. Default: according to NCCL's log or the speeds.",
         ),
     ] = None,
     output: Annotated[
@@ -193,7 +191,7 @@ def nccl_test(
     if read:
         _only_read([option[0] for option in read_invocation(ctx).options])
         if form == "nccl-tests":
-            raise UsageError("--format nccl-tests is a form of measurements, and --read measures nothing")
+            raise UsageError("--format nccl-tests prints measurements, but --read measures nothing")
         from multinode.network.read_scan import read_missing
 
         missing = read_missing(collectives or (), link, nodes, workers_per_node, over_rdma=rdma)
@@ -203,11 +201,10 @@ def nccl_test(
     from multinode import api
     from multinode.network.inputs import NcclTestInput
 
-    if tune and (shown.is_given or min_busbw is not None):
+    if tune and (form == "nccl-tests" or min_busbw is not None):
         raise UsageError(
-            "--tune measures one test with several settings between nodes; it cannot be combined with --format, "
-            "--output or --min-busbw",
-            hint="for a page of its result: multinode show last --output tune.html",
+            "--tune measures one test with several settings; it cannot be combined with --format nccl-tests or "
+            "--min-busbw"
         )
     if write and not tune:
         raise UsageError("--write is an option of --tune, which is missing", hint="add --tune")
@@ -244,7 +241,7 @@ def nccl_test(
     )
     launch, extent = given.read(note)
     if tune:
-        _tune(launch, extent, repeats, write=write, details=details, as_json=as_json)
+        _tune(launch, extent, repeats, shown, write=write, as_json=as_json)
         return
     from multinode.network.screen import next_step
 
@@ -278,7 +275,9 @@ _OF_READING = frozenset(
 def _only_read(options: Sequence[str]) -> None:
     others = [name for name in options if name not in _OF_READING]
     if others:
-        raise UsageError(f"--read judges a text and measures nothing: {', '.join(others)} cannot be combined with it")
+        raise UsageError(
+            f"--read judges existing output and measures nothing: {', '.join(others)} cannot be combined with it"
+        )
 
 
 def _read(
@@ -289,7 +288,7 @@ def _read(
 
     report = read_scans([(name, _text(name)) for name in dict.fromkeys(files)], missing)
     title, blocks = "nccl-test", tuple(show_read(report))
-    shown = _write(shown, title, blocks, report, as_json=as_json)
+    shown = write_answer(shown, title, blocks, report, as_json=as_json)
     show_blocks(shown, title, blocks, report, as_json=as_json, below=())
     _check_least([row for scan in report.scans for row in scan.rows], min_busbw)
     raise typer.Exit(1 if any(scan.verdict.is_failure for scan in report.scans) else 0)
@@ -301,7 +300,7 @@ def _text(name: str) -> str:
     return sys.stdin.buffer.read(MAX_BYTES).decode(errors="replace")
 
 
-def _tune(launch: Launch, extent: Extent, repeats: int, *, write: bool, details: bool, as_json: bool) -> None:
+def _tune(launch: Launch, extent: Extent, repeats: int, shown: FormOptions, *, write: bool, as_json: bool) -> None:
     from multinode.network.tune import nccl_tune
     from multinode.network.tuning_screen import env_keys, show, tune_warnings
 
@@ -313,10 +312,9 @@ def _tune(launch: Launch, extent: Extent, repeats: int, *, write: bool, details:
         )
     with open_context(launch.cluster) as context:
         report = nccl_tune(launch, extent, repeats, context)
-    if as_json:
-        print_document(report)
-    else:
-        print_blocks(show(report), details=details)
+    blocks = tuple(show(report))
+    shown = write_answer(shown, report.run_id, blocks, report, as_json=as_json)
+    show_blocks(shown, report.run_id, blocks, report, as_json=as_json, below=())
     if write and report.winner:
         for line in tune_warnings(report) if as_json else ():
             note(line)
@@ -328,24 +326,11 @@ def _show(report: ScanReport, shown: FormOptions, below: NextCommand, *, as_nccl
     from multinode.network.screen import show
 
     blocks = tuple(show(report))
-    shown = _write(shown, report.run_id, blocks, report, as_json=as_json)
+    shown = write_answer(shown, report.run_id, blocks, report, as_json=as_json)
     if as_nccl_tests and not as_json:
         _print_nccl_tests(report)
     else:
         show_blocks(shown, report.run_id, blocks, report, as_json=as_json, below=(below,))
-
-
-def _write(shown: FormOptions, title: str, blocks: Sequence[Block], document: object, *, as_json: bool) -> FormOptions:
-    """Write the answer to a file, if one is named; returns the form that is printed besides."""
-    if shown.output is None:
-        return shown
-    from multinode.results.answer import answer_in
-
-    form = shown.choose(as_json=as_json)
-    path = answer_path(shown.output, (title,), form)
-    write_text(path, answer_in(form, title, blocks, document))
-    note(f"answer: {path}")
-    return dataclasses.replace(shown, form=None, output=None)
 
 
 def _print_nccl_tests(report: ScanReport) -> None:

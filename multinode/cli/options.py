@@ -49,8 +49,8 @@ JobWords = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="JOB.yaml [KEY=VALUE]...",
-        help="LLaMA-Factory YAML, and keys to override as with --set. Any other training goes after --, as you start "
-        "it elsewhere. Default: the job in the settings, or configs/default.yaml.",
+        help="LLaMA-Factory YAML, and keys to override as with --set. For any other training, put your usual command "
+        "after --. Default: the job in the settings, or configs/default.yaml.",
     ),
 ]
 Hosts = Annotated[
@@ -64,7 +64,7 @@ Hosts = Annotated[
         help=(
             "Hostfile, list such as a:8,b:8 or node[1-4], Ansible INVENTORY:GROUP, `-` for stdin, `@NAME` of the "
             "settings, `lab`, or `auto` for the nodes from Slurm, dstack, SkyPilot, Kubeflow, PBS or OAR. "
-            "Default: $MULTINODE_HOSTS, the settings, a lab started in this directory."
+            "Default: $MULTINODE_HOSTS, the settings, or a lab started in this directory."
         ),
     ),
 ]
@@ -111,8 +111,8 @@ CopyCode = Annotated[
         COPY_CODE,
         metavar="[DIR]",
         rich_help_panel=_JOB,
-        help="Copy the files of DIR that git does not ignore to every node, only what is new, and run the job there; "
-        "without DIR, those of this directory.",
+        help="Copy DIR to every node and run the job there. Skips files that git ignores or that a node already has. "
+        "Default: this directory.",
     ),
 ]
 MasterPort = Annotated[
@@ -154,7 +154,7 @@ Fetch = Annotated[
     typer.Option(
         metavar="PATH",
         rich_help_panel=_RUN,
-        help="Copy this file or directory from node 0 to this machine at the end. Repeatable.",
+        help="Copy this file or directory from node 0 at the end, with ZeRO shards of all nodes. Repeatable.",
     ),
 ]
 EngineName = Annotated[
@@ -277,7 +277,8 @@ Balance = Annotated[
         metavar="RUN|NODE=SPEED,...",
         autocompletion=complete_runs,
         rich_help_panel=_JOB,
-        help="Give faster nodes more samples of each step under DDP: by the speeds that a run measured, or as stated.",
+        help="Under DDP, give faster nodes more samples of each step, according to the speeds measured by a run or "
+        "given here.",
     ),
 ]
 Average = Annotated[
@@ -313,7 +314,7 @@ NcclInspector = Annotated[
     typer.Option(
         "--nccl-inspector",
         rich_help_panel=_MEASURE,
-        help="Record every NCCL operation with NCCL's Inspector plugin (2.28 and newer, on the nodes).",
+        help="Record every NCCL operation with NCCL's Inspector plugin (NCCL 2.28 or newer on the nodes).",
     ),
 ]
 TraceRanks = Annotated[
@@ -408,7 +409,7 @@ class ScriptCommand(PanelCommand):
                 front += itertools.islice(rest, 1)
         if command and starts_program(command[0]):
             line = shlex.join(redact_words(("multinode", ctx.info_name, *front, "--", *command)))
-            raise UsageError(f"{command[0]} is no YAML: a command goes after --", hint=line)
+            raise UsageError(f"{command[0]} is not a YAML file: a command goes after --", hint=line)
 
 
 def _long_name(word: str, own: Collection[str]) -> str:

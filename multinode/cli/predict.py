@@ -61,7 +61,7 @@ def predict(
     nodes: Annotated[str | None, typer.Option(metavar="2,4", help="Numbers of nodes. Default: as measured.")] = None,
     workers_per_node: Annotated[
         str | None,
-        typer.Option(metavar="1,8", help="Workers per node. Default: as measured, as for all options below."),
+        typer.Option(metavar="1,8", help="Workers per node. Default: as measured; likewise for all options below."),
     ] = None,
     batch: Annotated[str | None, typer.Option(metavar="2,4", help="Samples per micro-batch of a worker.")] = None,
     accumulation: Annotated[str | None, typer.Option(metavar="1,4", help="Micro-batches per step.")] = None,
@@ -103,7 +103,7 @@ def predict(
     form: FormOptions,
     as_json: Json = False,
 ) -> None:
-    """Predict the speed of a training with other links, nodes and settings, each with an interval."""
+    """Predict the speed of a training job with other links, nodes and settings, each with an interval."""
     from multinode import api
 
     request = api.ForecastRequest(

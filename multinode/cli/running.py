@@ -307,7 +307,7 @@ class Restarts:
             min=1,
             metavar="K",
             rich_help_panel=_PANEL,
-            help="Restart without nodes that do not return, on at least K nodes, with the same global batch.",
+            help="Restart on at least K nodes, without those that do not return, with the same global batch.",
         ),
     ] = None
     scale_batch: Annotated[
@@ -318,6 +318,16 @@ class Restarts:
             help="With --min-nodes: let the global batch shrink if no accumulation can keep it.",
         ),
     ] = False
+    shard_copies: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=1000,
+            metavar="N",
+            rich_help_panel=_PANEL,
+            help="With --restarts: copy each node's ZeRO shards to the next N nodes after every save; 0 copies none.",
+        ),
+    ] = 1
     restart_after_oom: Annotated[
         bool,
         typer.Option("--restart-after-oom", rich_help_panel=_PANEL, help="Also restart a run that ran out of memory."),

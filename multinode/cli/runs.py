@@ -153,7 +153,7 @@ def runs(
     every: Annotated[
         bool,
         typer.Option(
-            "--all", help="List the parts of a bench, contrast, sweep and tune too, and attempts; --json always does."
+            "--all", help="Also list attempts, and the parts of a bench, contrast, sweep or tune. --json always does."
         ),
     ] = False,
     as_json: Json = False,

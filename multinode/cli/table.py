@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from multinode.cli.options import Deadline, Details, Json, PricesFile, Where
-from multinode.cli.output import print_blocks, print_directory, print_document, screen_width
+from multinode.cli.output import note, print_blocks, print_directory, print_document, screen_width
 from multinode.cli.panels import examples
 from multinode.decoding import parse_option
 from multinode.errors import UsageError
@@ -34,7 +34,7 @@ class ViewOptions:
     ] = None
     where: Where = None
     baseline: Annotated[
-        str | None, typer.Option(metavar="CELL", help="Row that others are relative to. Default: the first.")
+        str | None, typer.Option(metavar="CELL", help="Row to compare the others with. Default: the first.")
     ] = None
     prices: PricesFile = None
     deadline: Deadline = None
@@ -134,6 +134,21 @@ def show_blocks(
     print_blocks((*blocks, *below), details=form.details)
 
 
+def write_answer(
+    form: FormOptions, title: str, blocks: Sequence[Block], document: object, *, as_json: bool
+) -> FormOptions:
+    """Write an answer to a file beside what is printed, if one is named; returns the form of the latter."""
+    if form.output is None:
+        return form
+    from multinode.results.answer import answer_in
+
+    chosen = form.choose(as_json=as_json)
+    path = answer_path(form.output, (title,), chosen)
+    write_text(path, answer_in(chosen, title, blocks, document))
+    note(f"answer: {path}")
+    return dataclasses.replace(form, form=None, output=None)
+
+
 def _is_written(
     form: FormOptions, names: Sequence[str], text: Callable[[AnswerForm], str], document: object, *, as_json: bool
 ) -> bool:
@@ -187,12 +202,14 @@ def import_(
     number: Annotated[
         int | None,
         typer.Option(
-            "--table", metavar="N", help="Table of a file with several, from 1. Default: the only one with results."
+            "--table",
+            metavar="N",
+            help="Number of the table in a file with several, from 1. Default: the only one with results.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Import benchmarks measured elsewhere as a run like a sweep. Imported rows are marked, contradictions reported."""
+    """Import benchmarks measured elsewhere, stored as a run. Imported rows are marked, contradictions reported."""
     from multinode.tables.imported_rows import import_table
     from multinode.tables.imported_table import Extras
 

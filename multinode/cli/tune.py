@@ -49,7 +49,9 @@ class TuneOptions:
 
     judge: Annotated[
         Literal["loss", "speed"],
-        typer.Option(help="Judge changes by the time to the final loss of the unchanged training, or by samples/s."),
+        typer.Option(
+            help="Judge changes by the time to reach the final loss of the unchanged training, or by samples/s."
+        ),
     ] = "loss"
     from_: Annotated[
         list[str] | None,
@@ -58,8 +60,8 @@ class TuneOptions:
             metavar="RUN",
             autocompletion=complete_runs,
             help=(
-                "Choose the changes by the predictions of `advise` from this run, instead of measuring the unchanged "
-                "training first. Default job: the run's own. Repeatable."
+                "Choose the changes that `advise` predicts from this run, instead of measuring the unchanged training "
+                "first. Default job: the run's own. Repeatable."
             ),
         ),
     ] = None
@@ -75,7 +77,7 @@ class TuneOptions:
         str,
         typer.Option(
             metavar="TIME",
-            help="Time limit for all runs together, such as 20m or 2h. A run that does not fit is not started.",
+            help="Time limit for all runs together, such as 20m or 2h. A run that would exceed it is not started.",
         ),
     ] = "20m"
     seeds: Annotated[
@@ -84,7 +86,7 @@ class TuneOptions:
             min=1,
             max=20,
             metavar="N",
-            help=("Interleaved repeats of each change, each with its own seed. Default: 3; 1 by speed."),
+            help=("Interleaved repeats of each change, each with its own seed. Default: 3, or 1 with --judge speed."),
         ),
     ] = None
     learning_rates: Annotated[
@@ -92,8 +94,8 @@ class TuneOptions:
         typer.Option(
             metavar="RATES",
             help=(
-                "Train the first seed with each of these rates, such as 5e-4,1e-3,2e-3, and the other seeds with the "
-                "best rate."
+                "Train the first seed with each of these learning rates, such as 5e-4,1e-3,2e-3, and the other seeds "
+                "with the best rate."
             ),
         ),
     ] = None
@@ -104,8 +106,8 @@ class TuneOptions:
             max=1_000_000,
             metavar="N",
             help=(
-                "Steps of the unchanged training; by loss, changes train on the same samples. Default: 64; 20 measured "
-                "steps by speed."
+                "Steps of the unchanged training. With --judge loss, changes train on the same samples, and averaging "
+                "between nodes on more. Default: 64, or 20 measured steps with --judge speed."
             ),
         ),
     ] = None

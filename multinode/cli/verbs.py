@@ -28,10 +28,10 @@ class Verb(NamedTuple):
 # In the order of `multinode --help`; a summary fits a line of 80 columns.
 VERBS = {
     "init": Verb("init", "Prepare", "Probe the nodes and write a hostfile."),
-    "check": Verb("check", "Prepare", "Find problems that would break a training before it starts."),
+    "check": Verb("check", "Prepare", "Find problems that would break a training job before it starts."),
     "completion": Verb("completion", "Prepare", "Print the completion script of bash, zsh or fish."),
     "copy": Verb("copy", "Prepare", "Copy a model or dataset to all nodes, from node to node."),
-    "launch": Verb("launch", "Run", "Run a training on every node and follow it to the end.", ("run",)),
+    "launch": Verb("launch", "Run", "Run a training job on every node and follow it to the end.", ("run",)),
     "submit": Verb("submit", "Run", "Submit a batch job to Slurm that runs a verb on its nodes."),
     "attach": Verb("attach", "Run", "Follow a run that is still running."),
     "stop": Verb("attach", "Run", "Stop a run on all its nodes."),
@@ -43,7 +43,7 @@ VERBS = {
     "tune": Verb("tune", "Measure", "Find the change that reaches a given loss fastest."),
     "compare": Verb("contrast", "Decide", "Compare two stored runs of any kind."),
     "predict": Verb("predict", "Decide", "Predict the speed with other networks, nodes and settings."),
-    "advise": Verb("advise", "Decide", "Rank changes that would make a training faster."),
+    "advise": Verb("advise", "Decide", "Rank changes that would make a training job faster."),
     "import": Verb("table", "Decide", "Import benchmarks measured elsewhere, as a table."),
     "runs": Verb("runs", "Inspect", "List the runs.", ("ps",)),
     "show": Verb("runs", "Inspect", "Show the results of a run, or the table of a sweep.", ("status", "table")),
@@ -132,7 +132,7 @@ def common_options(
             "--verbose", "-v", callback=_set_verbosity, help="Also print each step and request with its time."
         ),
     ] = False,
-    ssh: Annotated[  # noqa: ARG001 - likewise
+    ssh: Annotated[  # noqa: ARG001 - its callback has done it
         Literal["openssh", "fabric"] | None,
         typer.Option(
             "--ssh",

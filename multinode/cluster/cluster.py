@@ -29,7 +29,7 @@ REACHING = frozenset({"user", "port", "key", "jump", "ssh_config", "slurm_job"})
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One line of the hostfile. None means not specified.
+    """A line of the hostfile. None means that it is not specified.
 
     Attributes:
         name: argument of SSH: a host name, an address, or an alias of the SSH configuration.

@@ -151,7 +151,7 @@ def common_backend(nodes: Iterable[NodeFacts]) -> str:
 
 
 def select_gpus(visible: str, gpus: Sequence[Gpu], *, by_place: bool = False) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA shows for this value of CUDA_VISIBLE_DEVICES, in its order; likewise for other vendors.
+    """The GPUs that CUDA shows for this value of CUDA_VISIBLE_DEVICES, in its order; or another vendor's.
 
     CUDA takes the entries before the first one that names no GPU (CUDA C++ Programming Guide, "CUDA Environment
     Variables"). Numbers are nvidia-smi's, in PCI bus order, or the position in `gpus`. A MIG device is not one of
@@ -230,7 +230,7 @@ class HungPath(msgspec.Struct, frozen=True, kw_only=True):
     """A path of the job that did not answer in time."""
 
     path: str  # as asked for
-    place: str | None = None  # mount point of its likely file system; likewise `filesystem` and `device`
+    place: str | None = None  # mount point of its likely file system; also `filesystem` and `device`
     filesystem: str | None = None
     device: str | None = None
 
@@ -286,7 +286,7 @@ class NodeFacts(msgspec.Struct, frozen=True, kw_only=True):
     hung_paths: tuple[HungPath, ...] = ()
     # directories mounted noexec from which a job loads compiled code, by the variable that moves each
     noexec: Entries[str] | Unknown = UNASKED
-    ports: tuple[PortFact, ...] = ()  # those asked for
+    ports: tuple[PortFact, ...] = ()  # the ports asked for
     env: dict[str, str] = {}  # variables of the SSH environment that would change a run (RANK, PET_*, NCCL_*, ...)
     # /etc/machine-id, which distinguishes two containers of a machine from a machine listed twice
     machine_id: str | Unknown = UNASKED

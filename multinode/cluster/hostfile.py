@@ -112,7 +112,7 @@ class NodeList:
             )
         if (first := self._lines.get(f"addr={node.addr}")) is not None and not _share_nothing(node, first[1]):
             raise WrongLine(
-                f"addr={node.addr} is that of {first[1].name!r} in {first[0]}, too",
+                f"addr={node.addr} is also the address of {first[1].name!r} in {first[0]}",
                 "give each node its own address in the training network; on each: ip -br address",
             )
         if len(self._nodes) >= _MAX_NODES:
@@ -270,7 +270,7 @@ def _parse_line(line: str) -> Iterator[Node]:
     raw = next(raw_words(line))[0]
     if "\\" in raw:
         user = raw.rpartition("@")[0]
-        hint = f"write {raw.rpartition('@')[2]} user='{user}'" if user else "a host name, an address or an alias"
+        hint = f"write {raw.rpartition('@')[2]} user='{user}'" if user else "use a host name, an address or an alias"
         raise WrongLine(f"the name {raw!r} contains a backslash, which a shell would drop", hint)
     try:
         yield from _read_nodes(words)
@@ -397,7 +397,7 @@ def _check_name(name: str) -> None:
             f"{name!r} is not a node's name: expected a host name, an address, or an alias of the SSH configuration"
         )
     elif _NUMERIC.fullmatch(name) and not is_address(name):
-        raise WrongLine(f"{name!r} is not an IPv4 address", "four numbers from 0 to 255, without leading zeros")
+        raise WrongLine(f"{name!r} is not an IPv4 address", "use four numbers from 0 to 255, without leading zeros")
 
 
 def _canonical(name: str) -> str:

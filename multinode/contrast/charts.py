@@ -27,7 +27,7 @@ _BAND, _FAINT = "rgba(0, 114, 178, 0.22)", "rgba(128, 128, 128, 0.12)"
 def step_chart(contrast: Contrast) -> Figure | None:
     """One stacked bar per side with the parts of its step; None without a split."""
     sides = [side for side in contrast.measured if not isinstance(side.split, Unknown)]
-    parts = {name: [or_none(getattr(side.split, field)) for side in sides] for field, name in PARTS.items()}
+    parts = {part.title: [or_none(getattr(side.split, part.name)) for side in sides] for part in PARTS}
     names = [f"{side_head(contrast, side)}<br>{nodes_and_workers(side)}" for side in sides]
     return stacked_bars(names, parts, "ms per step, mean")
 
@@ -68,8 +68,8 @@ def bandwidth_chart(contrast: Contrast) -> Figure | None:
         return None
     chart = Figure(list(_predicted(drawn)))
     links = [scenario.link_gbit_per_s for scenario in drawn]
-    for name, samples_per_s in _levels(contrast, drawn[0]).items():
-        chart.add_trace(_level(name, samples_per_s, links))
+    for level in _levels(contrast, drawn[0], links):
+        chart.add_trace(level)
     measured = next((scenario for scenario in drawn if scenario.measured), None)
     if measured is not None:
         chart.add_trace(_measured(contrast.candidate, measured))
@@ -79,7 +79,7 @@ def bandwidth_chart(contrast: Contrast) -> Figure | None:
 
 
 def _over_links(contrast: Contrast) -> list[PredictedScenario]:
-    forecast = contrast.forecast
+    forecast = or_none(contrast.forecast)
     there = (contrast.candidate.nodes, contrast.candidate.workers_per_node)
     on_nodes = [
         scenario
@@ -120,24 +120,25 @@ def _predicted(drawn: Sequence[PredictedScenario]) -> Iterator[Scatter]:
     )
 
 
-def _levels(contrast: Contrast, drawn: PredictedScenario) -> dict[str, float]:
+def _levels(contrast: Contrast, drawn: PredictedScenario, links: Sequence[float | None]) -> Iterator[Scatter]:
     baseline = contrast.baseline
-    levels = {f"{nodes_and_workers(baseline)}, measured": baseline.samples_per_s.value}
+    yield _level(f"{nodes_and_workers(baseline)}, measured", baseline.samples_per_s.value, links, _THIRD)
     wanted = (1, drawn.workers_per_node)
-    if (baseline.nodes, baseline.workers_per_node) != wanted and contrast.forecast is not None:
-        for scenario in contrast.forecast.scenarios:
+    forecast, alone = or_none(contrast.forecast), dict[str, float]()
+    if (baseline.nodes, baseline.workers_per_node) != wanted and forecast is not None:
+        for scenario in forecast.scenarios:
             if (scenario.nodes, scenario.workers_per_node) == wanted and _settings(scenario) == _settings(drawn):
-                levels[f"{wanted[0]} x {wanted[1]}, predicted"] = scenario.samples_per_s.value
-    return levels
+                alone[f"{wanted[0]} x {wanted[1]}, predicted"] = scenario.samples_per_s.value
+    yield from (_level(name, samples_per_s, links, GREY) for name, samples_per_s in alone.items())
 
 
-def _level(name: str, samples_per_s: float, links: Sequence[float | None]) -> Scatter:
+def _level(name: str, samples_per_s: float, links: Sequence[float | None], color: str) -> Scatter:
     return Scatter(
         x=[links[0], links[-1]],
         y=[samples_per_s] * 2,
         mode="lines",
         name=name,
-        line={"dash": "dash", "color": _THIRD if name.endswith("measured") else GREY},
+        line={"dash": "dash", "color": color},
         hovertemplate="%{y:.2f} samples/s",
     )
 
@@ -156,7 +157,8 @@ def _measured(candidate: Side, there: PredictedScenario) -> Scatter:
 
 
 def _mark_break_even(chart: Figure, contrast: Contrast, drawn: Sequence[PredictedScenario]) -> None:
-    break_even = contrast.forecast.break_even if contrast.forecast is not None else None
+    forecast = or_none(contrast.forecast)
+    break_even = forecast.break_even if forecast is not None else None
     if break_even is None:
         return
     needed = break_even.beats_one

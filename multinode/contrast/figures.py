@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from multinode.figures.figure import Figure, Row
 from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.model.workload import FullRun
 from multinode.predict.advice import Advice
 from multinode.predict.forecast import Forecast
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.measured import EFFICIENCY, SPEEDUP, Measured, measured_values
-from multinode.profile.step_bytes import BytesPerStep
+from multinode.profile.step_bytes import NIC_TRAFFIC, PAYLOAD, BytesPerStep
 from multinode.profile.step_split import KnownSteps, WorkerSplit
 from multinode.stats.estimate import Estimate, Spread
 from multinode.stats.unknown import UNMEASURED, Unknown, or_none
-from multinode.units import BITS_PER_BYTE, format_count, format_figure, format_list, format_rate, goodput_gb_per_s
+from multinode.units import BITS_PER_BYTE, format_count, format_figure, format_rate, goodput_gb_per_s
 
 
 class Side(Measured, frozen=True, kw_only=True):
@@ -76,24 +75,8 @@ def side_row(side: Side) -> Row:
 
 
 NODE = Figure[str]("node_names", "node", about="names of the nodes", cell=lambda row: ", ".join(row.item.node_names))
-PAYLOAD = Figure[float](
-    "calls",
-    "collective payload",
-    "MB",
-    form="megabytes",
-    about="collective payload per step and worker",
-    phrase="collective payload per step",
-)
-NIC_TRAFFIC = Figure[float](
-    "nic",
-    "measured NIC traffic",
-    "MB",
-    form="megabytes",
-    about="measured traffic per step on the busiest NIC",
-    phrase="NIC traffic per step",
-)
 OF_THE_FASTEST = Figure[float](
-    "relative", "of the fastest", form="percent", about="samples/s of a worker over those of the fastest node's"
+    "relative", "of the fastest", form="percent", about="samples/s per worker relative to the fastest node"
 )
 STEADY_STEPS = Figure[int](
     "steady_steps", "measured steps", form="number", about="measured steps, without warm-up, of all repeats"
@@ -103,11 +86,11 @@ POWER = Figure[float](
 )
 
 
-SCHEMA = "multinode.contrast/4"
+SCHEMA = "multinode.contrast/5"
 
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True):
-    """One node and many; `contrast.json`.
+    """A comparison of one node with many; `contrast.json`.
 
     Attributes:
         mode: `same-workers` (the same workers on both sides), `scale-out` (every node full, the same batch per worker),
@@ -118,28 +101,27 @@ class Contrast(msgspec.Struct, frozen=True, kw_only=True):
         scaling: kind of efficiency: `weak` (the same batch per worker), `strong` (the same samples per step) or `same
             workers`.
         loss: where the candidate's time goes.
-        verdict: one sentence.
+        verdict: whether the candidate is faster, and what limits it; its message is a sentence.
         reasons: of the verdict, up to three.
-        differences: between the sides beyond those compared, one sentence each.
-        forecast: predictions for other networks and settings; None with `forecast_reason`.
+        differences: between the sides beyond those compared.
+        forecast: predictions for other networks and settings.
         advice: changes that would affect the verdict, best first.
         rule: which steps are measured.
     """
 
     schema: str = SCHEMA
     mode: str
-    why: str
+    why: Finding
     job: str
     baseline: Side
     candidate: Side
     others: tuple[Side, ...] = ()
     scaling: str
     loss: SlowdownAttribution
-    verdict: str = ""
+    verdict: Finding = Finding(message="")
     reasons: tuple[Finding, ...] = ()
-    differences: tuple[str, ...] = ()
-    forecast: Forecast | None = None
-    forecast_reason: str = ""
+    differences: tuple[Finding, ...] = ()
+    forecast: Forecast | Unknown = UNMEASURED
     advice: tuple[Advice, ...] = ()
     rule: str
 
@@ -191,15 +173,6 @@ def capitalised(sentence: str) -> str:
 
 _BYTES_PER_MB, _BYTES_PER_GB = 1e6, 1e9
 _MS_PER_S = 1e3
-PARTS = {
-    "compute_ms": "compute",
-    "exposed_ms": "exposed communication",
-    "wait_ms": "waiting for slower workers",
-    "data_ms": "waiting for data",
-    "optimizer_ms": "optimizer",
-    "host_ms": "other host time",
-}
-"""Parts of a step, by WorkerSplit's fields."""
 
 
 def network_words(side: Side) -> str:
@@ -224,33 +197,29 @@ def channel(side: Side) -> str:
     return "the network" if side.nodes > 1 else "communication inside the node"
 
 
-ASKED = "set with --mode"
-
-
-def compared_words(candidate: str, baseline: str) -> str:
-    """The reason for comparing two stored runs."""
-    return f"run {candidate} against run {baseline}"
-
-
-def named_words(gpus: int) -> str:
-    """The number of GPUs named for the baseline."""
-    return f"--baseline-gpus names {gpus} GPUs of node 0"
-
-
-def enough_words(first: Sequence[int], most: int) -> str:
-    """The first nodes have enough slots for the workers of all."""
-    where = "node 0 has" if len(first) == 1 else f"the first {len(first)} nodes have"
-    return f"{where} {sum(first)} slots, enough for the workers of all {most} nodes"
-
-
-def too_few_words(first: Sequence[int], workers: int, most: int) -> str:
-    """The first nodes have too few slots."""
-    is_one = len(first) == 1
-    where = f"node 0 has slots={first[0]}" if is_one else f"the first {len(first)} nodes have {sum(first)} slots"
-    return f"{where}, too few for {format_count(workers, 'worker')} of each of the {most} nodes"
-
-
-def uneven_words(counts: Sequence[int]) -> str:
-    """No number of workers is divisible by these numbers of nodes."""
-    numbers = format_list([str(count) for count in counts])
-    return f"no number of workers on these nodes is divisible by {numbers} nodes"
+MODES = RuleGroup("Why a contrast has its mode")
+ASKED = MODES.rule("asked", about="the mode was set", message="set with --mode")
+TWO_RUNS = MODES.rule("two-runs", about="two stored runs", message="run {candidate} against run {baseline}")
+NAMED_GPUS = MODES.rule(
+    "named-gpus",
+    about="GPUs named for the baseline",
+    message="--baseline-gpus names {gpus} GPUs of node 0",
+    figures=("gpus",),
+)
+ENOUGH_SLOTS = MODES.rule(
+    "enough-slots",
+    about="the first nodes have enough slots for the workers of all",
+    message="{first}, enough for all workers of the {nodes} nodes",
+    figures=("slots", "nodes"),
+)
+TOO_FEW_SLOTS = MODES.rule(
+    "too-few-slots",
+    about="the first nodes have too few slots for the workers of all",
+    message="{first}, too few for {workers} of each of the {nodes} nodes",
+    figures=("slots", "nodes"),
+)
+INDIVISIBLE = MODES.rule(
+    "indivisible",
+    about="no number of workers is divisible by all numbers of nodes",
+    message="no number of workers on these nodes is divisible by {counts} nodes",
+)

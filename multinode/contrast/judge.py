@@ -13,7 +13,6 @@ from typing import Literal
 import msgspec
 
 from multinode.contrast.figures import (
-    PARTS,
     Contrast,
     Side,
     capitalised,
@@ -30,10 +29,11 @@ from multinode.contrast.slowdown_attribution import (
 )
 from multinode.errors import UsageError
 from multinode.findings.finding import Finding, distinct
-from multinode.findings.rule import RuleGroup
+from multinode.findings.rule import Rule, RuleGroup
 from multinode.levers.levers import TYPES
 from multinode.model.workload import FullRun
 from multinode.profile.measured import asked_epochs, dataset_size, full_run_s, with_costs
+from multinode.profile.step_split import PARTS
 from multinode.stats.estimate import Estimate, ratio
 from multinode.stats.unknown import Unknown, found, known, or_none
 from multinode.units import format_count, format_figure, format_ms, format_rate
@@ -59,12 +59,41 @@ _NONE = "none"
 _LONGEST = 60
 
 
+DIFFERENCES = RuleGroup("How the sides of a contrast differ")
+_BOTH = ("baseline", "candidate")
+_SETTING = DIFFERENCES.rule(
+    "setting",
+    about="a setting, the link, or the version of a package that differs between two sides",
+    message="{name}: {baseline} on {on_baseline}, {candidate} on {on_candidate}.",
+    figures=("name", *_BOTH),
+)
+_UNRECORDED = DIFFERENCES.rule(
+    "no-settings",
+    about="a side without recorded settings",
+    message="{sides} did not record its settings: it is unknown whether they match.",
+)
+_UNEQUAL_BATCH = DIFFERENCES.rule(
+    "unequal-batch",
+    about="global batches that should be equal",
+    message="Global batch: {baseline} on {on_baseline}, {candidate} on {on_candidate}, although both should have the "
+    "same.",
+    figures=_BOTH,
+)
+_LARGER_BATCH = DIFFERENCES.rule(
+    "larger-batch",
+    about="a larger global batch of more nodes",
+    message="Global batch: {baseline} on {on_baseline}, {candidate} on {on_candidate}, so an epoch has 1/{fewer} of "
+    "the optimizer steps; you may have to adjust learning rate and warm-up.",
+    figures=_BOTH,
+)
+
+
 def require_alike(baseline: Side, candidate: Side, *, anyway: bool = False) -> None:
     """Refuse to compare sides that did not train the same.
 
     Args:
         baseline: with its settings; unknown ones never differ.
-        candidate: likewise.
+        candidate: with its settings; unknown ones never differ.
         anyway: whether to compare them regardless; `find_differences` then marks it.
 
     Raises:
@@ -76,13 +105,13 @@ def require_alike(baseline: Side, candidate: Side, *, anyway: bool = False) -> N
             f"{name.replace('_', ' ')} {_asked(baseline, name)!r} and {_asked(candidate, name)!r}" for name in differing
         ]
         raise UsageError(
-            f"the runs did not train the same: {', '.join(settings)}",
+            f"the runs have different settings: {', '.join(settings)}",
             hint="compare runs of one job, or add --force to mark the differences",
         )
 
 
-def find_differences(baseline: Side, candidate: Side, mode: str) -> tuple[str, ...]:
-    """Differences between two sides beyond those compared, one sentence each.
+def find_differences(baseline: Side, candidate: Side, mode: str) -> tuple[Finding, ...]:
+    """Differences between two sides beyond those compared.
 
     Args:
         baseline: one side.
@@ -92,26 +121,25 @@ def find_differences(baseline: Side, candidate: Side, mode: str) -> tuple[str, .
     """
     mine, theirs = name_side(baseline, mode), name_side(candidate, mode)
 
-    def differs(name: str, ours: object, other: object) -> str:
-        return f"{name}: {_written(ours)} on {mine}, {_written(other)} on {theirs}."
+    def differs(name: str, ours: object, other: object) -> Finding:
+        on = {"on_baseline": mine, "on_candidate": theirs}
+        return _SETTING.found(None, name=name, baseline=_written(ours), candidate=_written(other), **on)
 
-    if isinstance(baseline.settings, Unknown) or isinstance(candidate.settings, Unknown):
-        unknown = " and ".join(
-            name for side, name in ((baseline, mine), (candidate, theirs)) if isinstance(side.settings, Unknown)
-        )
-        settings = [f"{unknown} did not record its settings: whether they match is unknown."]
+    unknown = [name for side, name in ((baseline, mine), (candidate, theirs)) if isinstance(side.settings, Unknown)]
+    if unknown:
+        differences = [_UNRECORDED.found(None, sides=capitalised(" and ".join(unknown)))]
     else:
-        settings = [
-            differs(_NAMES.get(name, name.replace("_", " ")), *_given(name, ours, other))
+        differences = [
+            differs(capitalised(_NAMES.get(name, name.replace("_", " "))), *_given(name, ours, other))
             for name in (*_TRAINED, *_ASKED)
             if (ours := _asked(baseline, name)) != (other := _asked(candidate, name))
             and not (mode == "fixed-global-batch" and name == "accumulation")
         ]
     if mode == "compare" and (links := _links(baseline, candidate)):
-        settings.append(differs("link", *links))
+        differences.append(differs("Link", *links))
     batch = _global_batch(baseline, candidate, mode)
     versions = (differs(_written(name), *both) for name, both in _versions(baseline, candidate).items())
-    return (*map(capitalised, settings), *([batch] if batch else []), *versions)
+    return (*differences, *([batch] if batch else []), *versions)
 
 
 def _asked(side: Side, name: str) -> object:
@@ -134,18 +162,17 @@ def _links(baseline: Side, candidate: Side) -> tuple[str, ...]:
     return format_rate(ours), format_rate(theirs)
 
 
-def _global_batch(baseline: Side, candidate: Side, mode: str) -> str:
+def _global_batch(baseline: Side, candidate: Side, mode: str) -> Finding | None:
     ours, theirs = or_none(baseline.global_batch), or_none(candidate.global_batch)
     if ours is None or theirs is None or ours == theirs or candidate.role == "each-node":
-        return ""
-    text = f"Global batch: {ours} on {name_side(baseline, mode)}, {theirs} on {name_side(candidate, mode)}"
+        return None
+    on = {"on_baseline": name_side(baseline, mode), "on_candidate": name_side(candidate, mode)}
     if mode in {"same-workers", "fixed-global-batch"}:
-        return f"{text}, although both should train the same number."
+        return _UNEQUAL_BATCH.found(None, baseline=ours, candidate=theirs, **on)
     if candidate.role == "point":
-        # Every node full: covered by the sentence about the two sides.
-        return ""
-    fewer = f"1/{format_figure(theirs / ours)} of the optimizer steps per epoch"
-    return f"{text}, so {fewer}; you may have to adjust learning rate and warm-up."
+        # Every node full: covered by the finding about the two sides.
+        return None
+    return _LARGER_BATCH.found(None, baseline=ours, candidate=theirs, fewer=format_figure(theirs / ours), **on)
 
 
 def _versions(baseline: Side, candidate: Side) -> dict[str, tuple[str | None, str | None]]:
@@ -162,7 +189,7 @@ def _written(value: object) -> str:
     if value is None:
         return "unknown"
     if isinstance(value, bool):
-        return "on" if value else "off"
+        return "yes" if value else "no"
     text = "".join(letter if letter.isprintable() else " " for letter in str(value))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
@@ -197,12 +224,12 @@ def _samples(sides: Sequence[Side]) -> float:
 _SCALING = {"same-workers": "same workers", "scale-out": "weak", "fixed-global-batch": "strong"}
 
 
-def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) -> Contrast:
+def compare(sides: Sequence[Side], *, mode: str, why: Finding, job: str, rule: str) -> Contrast:
     """Contrast the candidate with the baseline; further sides make a curve, or separate slow nodes from slow networks.
 
     Args:
         sides: with their roles; one baseline and one candidate.
-        mode: as in Contrast; likewise `why`, `job` and `rule`.
+        mode: as in Contrast; also `why`, `job` and `rule`.
         why: of the mode.
         job: for people.
         rule: which steps are measured.
@@ -221,7 +248,7 @@ def compare(sides: Sequence[Side], *, mode: str, why: str, job: str, rule: str) 
         others=others,
         scaling=_SCALING.get(mode) or _scaling(baseline, candidate),
         loss=attribute_slowdown(CandidateLoss(baseline=baseline, candidate=candidate, alone=alone, mode=mode)),
-        differences=tuple(dict.fromkeys(differences)),
+        differences=distinct(differences),
         rule=rule,
     )
     return msgspec.structs.replace(contrast, verdict=_verdict(contrast), reasons=_reasons(contrast))
@@ -292,47 +319,85 @@ def unsynchronised_side(contrast: Contrast) -> Side | None:
     return next((side for side in sides if side.bottleneck.kind == "no_communication" and side.world_size > 1), None)
 
 
-def _verdict(contrast: Contrast) -> str:
-    outcome = judge(contrast)
-    if outcome == "unsynchronised":
-        stranger = unsynchronised_side(contrast) or contrast.candidate
-        workers = f"the {stranger.world_size} workers on {name_side(stranger, contrast.mode)}"
-        return (
-            f"No gradient synchronization detected: {workers} each train their own model, so this says nothing "
-            "about the network."
-        )
-    if contrast.mode == "compare":
-        # Two stored runs are called by their ids, and nothing is advised.
-        many, few, are = _name_run(contrast.candidate), _name_run(contrast.baseline), "is"
-    else:
-        many, few, are = name_nodes(contrast.candidate), name_nodes(contrast.baseline), "are"
-        if contrast.candidate.world_size == contrast.baseline.world_size:
-            few += f" with the same {format_count(contrast.baseline.world_size, 'worker')}"
-        elif outcome in {"equal", "slower"}:
-            slower = "no faster" if outcome == "equal" else contrast.speedup.text("faster")
-            return f"Do not use {many} for this job: they are {slower} than {few}; {_culprit(contrast)}."
-    if outcome == "inconclusive":
-        settings = contrast.baseline.settings
-        is_script = not isinstance(settings, Unknown) and settings.command is not None
-        longer = "a script that trains longer" if is_script else "--steps"
-        span = contrast.speedup.text("times_range")
-        spread = f"within the noise (speed-up {span}); measure with more --repeats or {longer}"
-        return f"Inconclusive: the difference between {many} and {few} is {spread}."
-    return f"{capitalised(many)} {are} {_relation(contrast, outcome, few)}"
+_VERDICTS = RuleGroup("Verdict of a contrast")
+_SPEEDUP_FIGURES = ("speedup", "low", "high", "efficiency")
 
 
-def _relation(contrast: Contrast, outcome: Outcome, few: str) -> str:
-    """The candidate relative to the baseline, called `few`."""
-    is_same = contrast.mode != "compare" and contrast.candidate.world_size == contrast.baseline.world_size
-    if outcome == "equal":
-        return f"as fast as {few}{': no network bottleneck' if is_same and contrast.loss.cause == 'none' else ''}."
-    if outcome == "slower":
-        return f"{contrast.speedup.text('faster')} than {few}: {_culprit(contrast)}."
-    text = f"{contrast.speedup.text('faster')} than {few}"
-    if contrast.mode == "compare" or is_same:
-        return f"{text}."
+def _verdict_rule(code: str, about: str, message: str) -> Rule:
+    return _VERDICTS.rule(code, about=about, message=message, figures=_SPEEDUP_FIGURES)
+
+
+_UNSYNCHRONISED = _verdict_rule(
+    "unsynchronised",
+    "workers that exchange no gradients",
+    "No gradient synchronization detected: {workers} each train their own model, so this says nothing about the "
+    "network.",
+)
+_INCONCLUSIVE = _verdict_rule(
+    "inconclusive",
+    "the interval of the speed-up includes slower and faster",
+    "Inconclusive: the difference between {many} and {few} is within the noise (speed-up {span}); measure with more "
+    "--repeats or {longer}.",
+)
+_NO_FASTER = _verdict_rule(
+    "no-faster",
+    "more nodes with more workers that are no faster than fewer nodes",
+    "Do not use {many} for this job: they are no faster than {few}; {culprit}.",
+)
+_HARMFUL = _verdict_rule(
+    "harmful",
+    "more nodes with more workers that are slower than fewer nodes",
+    "Do not use {many} for this job: they are {faster} than {few}; {culprit}.",
+)
+_EQUAL = _verdict_rule("equal", "the sides are equally fast", "{many} {are} as fast as {few}{unlimited}.")
+_SLOWER = _verdict_rule(
+    "slower", "the candidate is slower with the same workers", "{many} {are} {faster} than {few}: {culprit}."
+)
+_FASTER = _verdict_rule("faster", "the candidate is faster", "{many} {are} {faster} than {few}{scaling}.")
+
+
+def _verdict(contrast: Contrast) -> Finding:
+    outcome, speedup = judge(contrast), contrast.speedup
+    is_same = contrast.candidate.world_size == contrast.baseline.world_size
+    is_comparison = contrast.mode == "compare"
+    # Two stored runs are called by their ids, and nothing is advised.
+    name = _name_run if is_comparison else name_nodes
+    many, few = name(contrast.candidate), name(contrast.baseline)
+    if is_same and not is_comparison:
+        few += f" with the same {format_count(contrast.baseline.world_size, 'worker')}"
+    settings = contrast.baseline.settings
+    is_script = not isinstance(settings, Unknown) and settings.command is not None
+    stranger = unsynchronised_side(contrast) or contrast.candidate
+    is_advised = not is_comparison and not is_same
+    rule = {
+        "unsynchronised": _UNSYNCHRONISED,
+        "inconclusive": _INCONCLUSIVE,
+        "equal": _NO_FASTER if is_advised else _EQUAL,
+        "slower": _HARMFUL if is_advised else _SLOWER,
+        "faster": _FASTER,
+    }[outcome]
+    return rule.found(
+        None,
+        workers=f"the {stranger.world_size} workers on {name_side(stranger, contrast.mode)}",
+        many=many if rule in {_INCONCLUSIVE, _NO_FASTER, _HARMFUL} else capitalised(many),
+        few=few,
+        are="is" if is_comparison else "are",
+        span=speedup.text("times_range"),
+        longer="a script that trains longer" if is_script else "--steps",
+        faster=speedup.text("faster"),
+        culprit=_culprit(contrast),
+        unlimited=": no network bottleneck" if is_same and not is_comparison and contrast.loss.cause == "none" else "",
+        scaling=_scaling_words(contrast) if is_advised else "",
+        speedup=speedup.value,
+        low=speedup.low,
+        high=speedup.high,
+        efficiency=contrast.efficiency,
+    )
+
+
+def _scaling_words(contrast: Contrast) -> str:
     is_lost = is_noticeable(1 - contrast.efficiency, 1.0) and contrast.loss.cause in {"node", "network"}
-    return f"{text} ({contrast.efficiency:.0%} scaling efficiency){f': {_culprit(contrast)}' if is_lost else ''}."
+    return f" ({contrast.efficiency:.0%} scaling efficiency){f': {_culprit(contrast)}' if is_lost else ''}"
 
 
 def prefers_one_node(contrast: Contrast) -> bool:
@@ -379,7 +444,8 @@ _EACH_ALONE = _REASONS.rule(
 _COMPUTE = _REASONS.rule(
     "compute",
     about="compute per step on both sides, and the step without the cost of the network",
-    message="Compute per step is {candidate}, {baseline}: without the network's cost a step would take about {left}.",
+    message="Compute per step is {candidate} and {baseline}: without the network's cost, a step would take about "
+    "{left}.",
 )
 
 
@@ -409,9 +475,9 @@ def _told_parts(side: Side) -> str:
     if split is None:
         return ""
     shares = {
-        words: part / split.step_ms
-        for name, words in PARTS.items()
-        if (part := or_none(getattr(split, name))) is not None
+        part.words: part_ms / split.step_ms
+        for part in PARTS
+        if (part_ms := or_none(getattr(split, part.name))) is not None
     }
     noticed = [words for words in sorted(shares, key=lambda words: -shares[words]) if is_noticeable(shares[words], 1.0)]
     return ", ".join(f"{shares[words]:.0%} {words}" for words in noticed)

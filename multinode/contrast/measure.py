@@ -10,12 +10,13 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import NodeFacts
-from multinode.contrast.figures import ASKED, Contrast, enough_words, named_words, too_few_words, uneven_words
+from multinode.contrast.figures import ASKED, ENOUGH_SLOTS, INDIVISIBLE, NAMED_GPUS, TOO_FEW_SLOTS, Contrast
 from multinode.contrast.judge import compare
 from multinode.contrast.side import CONTRAST_FILE, make_side
 from multinode.errors import MultinodeError, UsageError
+from multinode.findings.finding import Finding
 from multinode.job.deepspeed import fit_batch
-from multinode.job.job import Job, LlamaFactoryJob, describe_job, limit_steps, override_job, with_same_threads
+from multinode.job.job import Job, change_arguments, describe_job, limit_steps, with_same_threads
 from multinode.job.planning import with_workers, workers_of_nodes
 from multinode.launch.context import Launch, RunContext
 from multinode.launch.launch import (
@@ -46,15 +47,15 @@ Mode = Literal["same-workers", "scale-out", "fixed-global-batch"]
 
 
 class ContrastRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The request for a contrast.
+    """What to compare in a contrast.
 
     Attributes:
-        mode: None chooses.
-        counts: numbers of nodes, from the top of the hostfile; empty means one and all.
-        workers: per node of the candidate; None means as many as the mode allows.
-        each_node: whether to measure each node alone too.
+        mode: what both sides have in common. None: chosen from the slots of node 0.
+        counts: numbers of nodes, from the top of the hostfile; empty: one and all.
+        workers: workers per node of the candidate. None: as many as the mode allows.
+        each_node: whether to also measure each node alone.
         baseline_gpus: GPUs of node 0 for the baseline, as many as all nodes use.
-        accumulation: micro-batches per step of the job; None if unknown.
+        accumulation: micro-batches per step of the job. None: unknown.
     """
 
     mode: Mode | None = None
@@ -91,7 +92,7 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
     """The sides of a contrast."""
 
     mode: Mode
-    why: str  # reason of the mode
+    why: Finding  # reason of the mode
     sides: tuple[PlannedSide, ...]  # the baseline, the candidate, then the others
 
     @property
@@ -165,25 +166,35 @@ def _require_slots(cluster: Cluster, slots: Sequence[int], workers: int | None) 
 
 def _choose(
     slots: Sequence[int], counts: Sequence[int], request: ContrastRequest
-) -> tuple[Mode, dict[int, tuple[int, ...]], str]:
+) -> tuple[Mode, dict[int, tuple[int, ...]], Finding]:
     """Mode, workers of each node by number of nodes, and why."""
     most, mode = counts[-1], request.mode
     shared = _shared_total(slots, counts, request.workers)
     if mode in {None, "same-workers"} and shared:
         spread = {count: _spread(shared, slots[:count]) for count in counts}
-        return "same-workers", spread, enough_words(slots[: counts[0]], most)
+        room = slots[: counts[0]]
+        return "same-workers", spread, ENOUGH_SLOTS.found(None, first=_first(room), slots=sum(room), nodes=most)
     few = _why_not_shared(slots, counts, request.workers)
     if mode == "same-workers":
-        raise UsageError(few, hint="name node 0's GPUs for the baseline with --baseline-gpus, or use --mode scale-out")
+        raise UsageError(
+            few.message, hint="name node 0's GPUs for the baseline with --baseline-gpus, or use --mode scale-out"
+        )
     full = {count: (request.workers,) * count if request.workers else tuple(slots[:count]) for count in counts}
-    return mode or "scale-out", full, ASKED if mode else few
+    return mode or "scale-out", full, ASKED.found(None) if mode else few
 
 
-def _why_not_shared(slots: Sequence[int], counts: Sequence[int], workers: int | None) -> str:
+def _why_not_shared(slots: Sequence[int], counts: Sequence[int], workers: int | None) -> Finding:
     least, most = counts[0], counts[-1]
     if sum(slots[:least]) >= most * (workers or 1):
-        return uneven_words(counts)
-    return too_few_words(slots[:least], workers or 1, most)
+        return INDIVISIBLE.found(None, counts=format_list([str(count) for count in counts]))
+    room, needed = slots[:least], format_count(workers or 1, "worker")
+    # As the hostfile has it.
+    first = f"node 0 has slots={room[0]}" if least == 1 else _first(room)
+    return TOO_FEW_SLOTS.found(None, first=first, slots=sum(room), workers=needed, nodes=most)
+
+
+def _first(slots: Sequence[int]) -> str:
+    return f"{'node 0 has' if len(slots) == 1 else f'the first {len(slots)} nodes have'} {sum(slots)} slots"
 
 
 def _shared_total(slots: Sequence[int], counts: Sequence[int], workers: int | None) -> int:
@@ -246,7 +257,7 @@ def _each_alone(cluster: Cluster, slots: Sequence[int], baseline: PlannedSide) -
 
 def _named(
     cluster: Cluster, slots: Sequence[int], request: ContrastRequest, counts: Sequence[int]
-) -> tuple[dict[int, Cluster], dict[int, tuple[int, ...]], str]:
+) -> tuple[dict[int, Cluster], dict[int, tuple[int, ...]], Finding]:
     """Clusters and workers by number of nodes, with node 0's GPUs named for the baseline."""
     if counts[0] != 1 or len(counts) != 2:  # noqa: PLR2004 - one against many
         raise UsageError("--baseline-gpus compares one node with many", hint="remove --nodes, or give one number")
@@ -262,7 +273,7 @@ def _named(
         )
     first: Node = msgspec.structs.replace(cluster.nodes[0], gpus=gpus, slots=len(gpus))
     clusters = {1: msgspec.structs.replace(cluster, nodes=(first,)), most: cluster.first(most)}
-    return clusters, {1: (len(gpus),), most: workers}, named_words(len(gpus))
+    return clusters, {1: (len(gpus),), most: workers}, NAMED_GPUS.found(None, gpus=len(gpus))
 
 
 _STEPS = 30
@@ -300,7 +311,7 @@ def contrast(
     sides = plan_sides(
         launch.cluster, _slots(launch, _facts(launch, context), request), _with_accumulation(request, launch)
     )
-    context.say(f"{sides.mode}: {sides.why}")
+    context.say(f"{sides.mode}: {sides.why.message}")
     launch = benchmark_mode(same_threads(launch, [max(side.workers) for side in sides.sides], context, "on every side"))
     launch = msgspec.structs.replace(launch, execute=msgspec.structs.replace(launch.execute, kind="contrast"))
     workers = max(sum(side.workers) for side in sides.sides)
@@ -389,23 +400,26 @@ class _SideSeries(Series):
 
 
 def cut_job(job: Job, steps: int | None, *, whole: bool = False) -> Job:
-    """The job limited to the measured steps.
+    """Limit the job to the steps to measure.
 
     Args:
-        job: the job; a script's own arguments set its steps.
-        steps: measured steps after the warm-up; None means 30, or all.
+        job: the job. A script's own arguments set its number of steps.
+        steps: number of measured steps after the warm-up. None: 30, or all.
         whole: whether to train to the end.
 
     Raises:
-        UsageError: it cannot be limited.
+        UsageError: the job cannot be limited.
     """
     if whole and steps is not None:
         raise UsageError("--full-run trains all steps, --steps only some", hint="use only one of them")
-    if not isinstance(job, LlamaFactoryJob):
+    if job.training is None:
         if steps is not None:
-            raise UsageError("--steps sets max_steps of a YAML job", hint="give the script its own arguments")
+            raise UsageError(
+                "--steps sets max_steps of a YAML job",
+                hint="give the script its own arguments",
+            )
         return job
-    max_steps, wanted = job.config.get("max_steps"), steps_to_run(steps or _STEPS)
+    max_steps, wanted = job.arguments.get("max_steps"), steps_to_run(steps or _STEPS)
     if whole or (steps is None and isinstance(max_steps, int) and 0 < max_steps <= wanted):
         return job
     return limit_steps(job, wanted)
@@ -436,21 +450,17 @@ def _slots(launch: Launch, facts: dict[str, NodeFacts], request: ContrastRequest
 
 
 def _with_accumulation(request: ContrastRequest, launch: Launch) -> ContrastRequest:
-    if not isinstance(launch.job, LlamaFactoryJob):
+    if launch.job.training is None:
         return request
-    accumulation = launch.job.config.get(_ACCUMULATION, 1)
-    return msgspec.structs.replace(
-        request, accumulation=accumulation if isinstance(accumulation, int) and accumulation > 0 else None
-    )
+    return msgspec.structs.replace(request, accumulation=launch.job.training.settings.gradient_accumulation_steps)
 
 
 def _side_launch(launch: Launch, side: PlannedSide, run_id: str) -> Launch:
     cluster, launch = with_workers(side.cluster, launch, side.workers)
     job = launch.job
-    if isinstance(job, LlamaFactoryJob):
-        if side.accumulation is not None:
-            job = override_job(job, {_ACCUMULATION: side.accumulation})
-        job = fit_batch(job, sum(side.workers))
+    if side.accumulation is not None:
+        job = change_arguments(job, {_ACCUMULATION: side.accumulation})
+    job = fit_batch(job, sum(side.workers))
     return msgspec.structs.replace(launch, cluster=cluster, job=job, run_id=run_id)
 
 
@@ -471,7 +481,7 @@ def with_outlook(compared: Contrast, runs: Path) -> Contrast:
         if plan is not None and plan.levers.algorithm is not None:
             if len(set(plan.workers)) > 1:
                 why = "averaging and gradient compression are not predicted for unequal nodes"
-                return msgspec.structs.replace(compared, forecast_reason=why)
+                return msgspec.structs.replace(compared, forecast=Unknown(why))
             lever = msgspec.structs.replace(
                 request,
                 levers=LeverAxes.of(plan.levers),
@@ -483,4 +493,4 @@ def with_outlook(compared: Contrast, runs: Path) -> Contrast:
             compared, forecast=forecast_runs(runs, names, request), advice=advise_runs(runs, names).advice
         )
     except MultinodeError as error:
-        return msgspec.structs.replace(compared, forecast_reason=error.message)
+        return msgspec.structs.replace(compared, forecast=Unknown(error.message))

@@ -28,7 +28,6 @@ from multinode.predict.advice import Advice, pays, shortlist
 from multinode.predict.advice_screen import advice_sheet, gain_words, gains_sheet
 from multinode.predict.screen import break_even_sheet, break_even_words, what_if_sheet
 from multinode.predict.shortfall import shortfall_words
-from multinode.predict.training_state import NOTHING
 from multinode.profile.measured import EXPOSED, EXPOSED_SHARE, SPEEDUP
 from multinode.profile.throughput import SAMPLES_PER_S, STEP_TIME
 from multinode.render.sheet import (
@@ -42,7 +41,7 @@ from multinode.render.sheet import (
     in_detail,
 )
 from multinode.stats.estimate import inverse
-from multinode.stats.unknown import or_none
+from multinode.stats.unknown import UNMEASURED, Unknown, or_none
 from multinode.units import UNKNOWN, format_count, format_figure, times
 
 _TONES: dict[Outcome, Tone] = {
@@ -63,7 +62,7 @@ _Rows = Iterator[tuple[str, str]]
 
 def show(contrast: Contrast) -> Iterator[Block]:
     """The verdict, a small table, cause, break-even and changes to try; then charts and every table."""
-    yield Prose(contrast.verdict, "lead", tone=_TONES[judge(contrast)])
+    yield Prose(contrast.verdict.message, "lead", tone=_TONES[judge(contrast)])
     yield Tiles(tuple(_key_figures(contrast)))
     yield msgspec.structs.replace(small_sheet(contrast, contrast.measured), title="", split=_MOST_SIDES)
     yield Labels(tuple(_why_rows(contrast)), detail="brief")
@@ -86,9 +85,10 @@ def _tables(contrast: Contrast) -> Iterator[Block]:
     yield msgspec.structs.replace(advice_sheet(contrast.advice), detail="page")
     how = "\n\n".join(f"# {change.name}\n{change.command}" for change in contrast.advice if change.command)
     yield Prose(how, "verbatim", "how: options of multinode launch, or manual steps", detail="page")
-    yield msgspec.structs.replace(what_if_sheet(contrast.forecast, narrow=True), detail="screen")
-    yield msgspec.structs.replace(what_if_sheet(contrast.forecast), detail="page")
-    yield break_even_sheet(contrast.forecast)
+    forecast = or_none(contrast.forecast)
+    yield msgspec.structs.replace(what_if_sheet(forecast, narrow=True), detail="screen")
+    yield msgspec.structs.replace(what_if_sheet(forecast), detail="page")
+    yield break_even_sheet(forecast)
     yield settings_sheet(contrast)
     yield missing_sheet(contrast)
 
@@ -108,15 +108,16 @@ def _why_rows(contrast: Contrast, *, details: bool = False) -> _Rows:
         yield from _once("Why", list(dict.fromkeys([*reasons, sentence])))
     elif contrast.loss.cause in {"node", "unknown"}:
         yield "Cause", sentence
-    short = contrast.forecast.shortfall if contrast.forecast is not None else None
+    forecast = or_none(contrast.forecast)
+    short = forecast.shortfall if forecast is not None else None
     yield from _once("Network", [*filter(None, (passes, shortfall_words(short) if short is not None else ""))])
     sides = (*contrast.measured, *(side for side in contrast.others if side.role == "each-node"))
     disturbed = [f"{_where(contrast, side)}, {found.message}" for side in sides for found in side.disturbances]
     if details:
-        yield from _once("Differs", contrast.differences)
+        yield from _once("Differs", [found.message for found in contrast.differences])
         yield from _once("Disturbed", [f"{sentence}; this side may be slower as a result" for sentence in disturbed])
     else:
-        yield from _first("Differs", contrast.differences)
+        yield from _first("Differs", [found.message for found in contrast.differences])
         yield from _first("Disturbed", disturbed)
     yield from _once("Break-even", _break_even(contrast, shortly=not details))
     yield from _once("Try", _to_try(contrast) if details else _to_try_shortly(contrast))
@@ -136,9 +137,12 @@ def _first(label: str, texts: Sequence[str]) -> _Rows:
 
 
 def _break_even(contrast: Contrast, *, shortly: bool) -> list[str]:
-    break_even = contrast.forecast.break_even if contrast.forecast is not None else None
+    forecast = contrast.forecast
+    if isinstance(forecast, Unknown):
+        return [f"unknown: {forecast.reason}"] if forecast != UNMEASURED else []
+    break_even = forecast.break_even
     if break_even is None:
-        return [f"unknown: {contrast.forecast_reason}"] if contrast.forecast_reason else []
+        return []
     candidate = contrast.candidate
     alike = candidate.world_size == candidate.nodes * candidate.workers_per_node
     text = break_even_words(
@@ -173,8 +177,8 @@ def _to_try(contrast: Contrast) -> list[str]:
     if prefers_one_node(contrast):
         changes = [f"train on 1 node: {times(inverse(contrast.speedup).value)} faster than {now}, measured", *changes]
         changes = changes[:_MOST_ADVICE]
-    tested = contrast.forecast.back_test if predicted and contrast.forecast is not None else None
-    error = [f"(predicted, {tested.brief})"] if tested is not None else []
+    forecast = or_none(contrast.forecast)
+    error = [f"(predicted, {forecast.back_test.brief})"] if predicted and forecast is not None else []
     return [*changes, *error]
 
 
@@ -194,7 +198,7 @@ def _gains(change: Advice, now: str) -> str:
 
 
 def _effects(change: Advice) -> str:
-    return f"; {change.meaning}" if change.meaning not in {"", NOTHING} else ""
+    return "".join(f"; {effect.message}" for effect in change.effects)
 
 
 def _batch(contrast: Contrast, change: Advice) -> str:

@@ -8,10 +8,8 @@ from typing import Any
 import msgspec
 
 from multinode.contrast.figures import (
-    NIC_TRAFFIC,
     NODE,
     OF_THE_FASTEST,
-    PAYLOAD,
     POWER,
     STEADY_STEPS,
     Contrast,
@@ -36,6 +34,7 @@ from multinode.profile.measured import (
     WHOLE_TIME,
     WORLD_SIZE,
 )
+from multinode.profile.step_bytes import NIC_TRAFFIC, PAYLOAD
 from multinode.profile.throughput import SAMPLES_PER_S, STEP_TIME, STEP_TIME_P95
 from multinode.render.sheet import RANGES, Column, Sheet
 from multinode.stats.estimate import PLUS_MINUS
@@ -179,12 +178,16 @@ def cost_sheet(contrast: Contrast) -> Sheet:
 
 def marked_cells(name: str, cells: tuple[str, ...]) -> tuple[str, ...]:
     """A row of settings, marked if the sides differ."""
-    return (f"{name} {_MARK}" if len(set(cells)) > 1 else name, *cells)
+    return (f"{name} {_MARK}" if _differ(cells) else name, *cells)
 
 
 def is_marked(rows: Sequence[tuple[str, ...]]) -> bool:
     """Whether a row is marked."""
-    return any(row[0].endswith(f" {_MARK}") for row in rows)
+    return any(_differ(cells) for _, *cells in rows)
+
+
+def _differ(cells: Sequence[str]) -> bool:
+    return len(set(cells)) > 1
 
 
 def tells(cells: Sequence[str]) -> bool:
@@ -211,7 +214,7 @@ def efficiency_of(contrast: Contrast) -> Figure[float]:
 
 def _notes(contrast: Contrast, *, marked: bool) -> tuple[str, ...]:
     known = _from_steps(contrast, contrast.measured)
-    notes = [f"{contrast.mode}: {contrast.why}" if contrast.why else contrast.mode, contrast.rule, *known, RANGES]
+    notes = [f"{contrast.mode}: {contrast.why.message}", contrast.rule, *known, RANGES]
     return tuple(note for note in (*notes, DIFFERS if marked else "") if note)
 
 
@@ -270,8 +273,8 @@ def missing_sheet(contrast: Contrast) -> Sheet:
     figures: dict[str, list[str]] = {}
     for (name, reason), named in lacking.items():
         figures.setdefault(reason, []).append(name if len(named) == len(sides) else f"{name} ({', '.join(named)})")
-    if contrast.forecast is None and contrast.forecast_reason:
-        figures.setdefault(contrast.forecast_reason, []).append("forecast")
+    for name, unknown in unknown_fields(contrast).items():
+        figures.setdefault(unknown.reason, []).append(name)
     return Sheet(
         title="missing",
         columns=(Column("figure", words=True), Column("why", words=True)),

@@ -10,21 +10,23 @@ from typing import Any
 
 import msgspec
 
-from multinode.contrast.figures import SCHEMA, Contrast, Side, compared_words
+from multinode.contrast.figures import SCHEMA, TWO_RUNS, Contrast, Side
 from multinode.contrast.judge import compare, require_alike
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.model.workload import JobSettings, Workload, global_batch
 from multinode.profile.bottleneck import UNKNOWN_BOTTLENECK
 from multinode.profile.likely_causes import find_disturbances
 from multinode.profile.measured import energy_of, with_costs
-from multinode.profile.step_split import PARTS, KnownSteps, WorkerSplit
+from multinode.profile.step_split import PART_NAMES, KnownSteps, WorkerSplit
 from multinode.profile.summary import StepTimes, Summary
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
 from multinode.stats.estimate import Estimate, of_repeats, value_of
 from multinode.stats.unknown import Unknown, found, known, or_unknown, reason_of
 
-_PARTS = (*PARTS, "overlap")
+_PARTS = (*PART_NAMES, "overlap")
 
 
 def make_side(role: str, runs: Sequence[StoredRun]) -> Side:
@@ -102,7 +104,7 @@ def _steps_of(summary: Summary) -> StepTimes:
         reason = reason_of(summary.samples_per_s) or reason_of(steps)
         raise UsageError(
             f"run {summary.run_id} has no samples/s to compare: {reason}",
-            hint="use a LLaMA-Factory job, or run more steps with --steps",
+            hint="use the training of a framework, or run more steps with --steps",
         )
     return steps
 
@@ -144,7 +146,7 @@ def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -
     Args:
         root: directory of all runs.
         first: an id, its beginning, or `last`.
-        second: likewise.
+        second: an id, its beginning, or `last`.
         anyway: whether to compare runs that did not train the same, with the differences marked.
     """
     runs = [StoredRun.open(root, name) for name in (first, second)]
@@ -155,22 +157,23 @@ def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -
     return compare(
         [baseline, candidate],
         mode="compare",
-        why=compared_words(runs[1].run_id, runs[0].run_id),
+        why=TWO_RUNS.found(None, candidate=runs[1].run_id, baseline=runs[0].run_id),
         job=" against ".join(reversed(jobs)),
         rule="; ".join(rules),
     )
 
 
-class OtherContrast(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored contrast of another release."""
+_UNREADABLE = RuleGroup("Contrasts that cannot be shown")
+_OTHER_RELEASE = _UNREADABLE.rule(
+    "other-release",
+    about="a stored contrast of another release",
+    message="This contrast is from another release ({schema}): measure it again to show it.",
+)
 
-    sentence: str  # why it cannot be shown
 
-
-def load_contrast(directory: RunDirectory) -> Contrast | OtherContrast | None:
-    """A run's contrast; None if it has none."""
+def load_contrast(directory: RunDirectory) -> Contrast | Finding | None:
+    """A run's contrast, or why it cannot be shown; None if it has none."""
     marked = directory.read(CONTRAST_FILE, StoredSchema)
     if marked is None or marked.schema == SCHEMA:
         return directory.read(CONTRAST_FILE, Contrast)
-    schema = marked.schema or "no schema"
-    return OtherContrast(sentence=f"This contrast is from another release ({schema}): measure it again to show it.")
+    return _OTHER_RELEASE.found(None, schema=marked.schema or "no schema")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.contrast.figures import PARTS, Side, SlowdownAttribution, channel, name_side
+from multinode.contrast.figures import Side, SlowdownAttribution, channel, name_side
 from multinode.findings.rule import Rule, RuleGroup
+from multinode.profile.step_split import PARTS
 from multinode.stats.estimate import Estimate, ratio
 from multinode.stats.unknown import Unknown, or_none, or_zero, reason_of
 from multinode.traffic.step_calls import Strategy
@@ -21,7 +22,7 @@ _MS_PER_S = 1e3
 _ONCE_PER_STEP = frozenset({Strategy.DDP, Strategy.ZERO1})
 _SAME_WORK = ("same-workers", "scale-out")
 _GROWING = ("compute_ms", "data_ms")
-_GROWN = PARTS | {
+_GROWN = {part.name: part.words for part in PARTS} | {
     "compute_ms": "slower compute",
     "optimizer_ms": "a slower optimizer",
     "host_ms": "host time outside compute, communication, data and optimizer",
@@ -32,37 +33,37 @@ SLOWDOWNS = RuleGroup("Where the time of a contrast's candidate goes")
 _NODE_ALONE = SLOWDOWNS.rule(
     "node-alone",
     about="a node that is slow alone",
-    message="alone, {node} runs at {relative:.0%} of the speed of {fastest}, which adds {adds} to each step of {step}"
+    message="alone, {node} runs at {relative:.0%} of the speed of {fastest}, which adds {adds} to each {step} step"
     "{network}",
 )
 _NODE_LATE = SLOWDOWNS.rule(
     "node-late",
     about="a node that the others wait for",
-    message="the other nodes wait {adds} per step of {step} for {node}{slower}{network}",
+    message="in each {step} step, the other nodes wait {adds} for {node}{slower}{network}",
 )
 _NETWORK = SLOWDOWNS.rule(
     "network",
     about="exposed communication",
-    message="exposed communication takes {takes} each step of {step}{late}",
+    message="exposed communication takes {takes} each {step} step{late}",
 )
 _NETWORK_INFERRED = SLOWDOWNS.rule(
     "network-inferred",
     about="the network, if no steps were split and each node was measured alone",
-    message="{network} adds {adds} to each step of {step}, inferred from the step times alone",
+    message="{network} adds {adds} to each {step} step, inferred from the step times alone",
 )
 _NO_LOSS = SLOWDOWNS.rule(
     "none",
-    about="no loss",
+    about="no slowdown",
     message="{outcome}: a step takes {step}, against {ideal_step} with {ideal}",
 )
 _NEITHER = SLOWDOWNS.rule(
     "neither",
-    about="a loss that neither the network nor a slow node explains, and the part of a step that grew most",
+    about="a slowdown that neither the network nor a slow node explains, and the part of the step that grew most",
     message="a step takes {lost} more than with {ideal}, which neither communication nor a slow node explains{grown}",
 )
 _UNKNOWN = SLOWDOWNS.rule(
     "unknown",
-    about="a loss, if exposed communication is unknown",
+    about="a slowdown, if exposed communication is unknown",
     message="a step takes {lost} more than with {ideal}; how much of that is exposed communication is unknown: "
     "{reason}{advice}",
 )
@@ -285,7 +286,7 @@ def _of_network(loss: _Loss, case: CandidateLoss, reference: Side) -> _Judged:
 
 def _of_none(loss: _Loss, case: CandidateLoss, reference: Side) -> _Judged:
     gained_ms = loss.ideal_ms - case.candidate.step_time_ms.value
-    outcome = "nothing is lost" if is_noticeable(gained_ms, loss.ideal_ms) else "no noticeable loss"
+    outcome = "nothing is lost" if is_noticeable(gained_ms, loss.ideal_ms) else "no noticeable slowdown"
     return _NO_LOSS, {"outcome": outcome, "ideal_step": format_ms(loss.ideal_ms), "ideal": _ideal(reference, case)}
 
 

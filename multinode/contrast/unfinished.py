@@ -17,8 +17,7 @@ from multinode.render.sheet import Block, Column, Labels, Prose, Sheet
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord, GridRecord
 from multinode.series.series import GRID_FILE
-from multinode.stats.unknown import Unknown
-from multinode.units import UNKNOWN, format_list, format_placement, format_sig
+from multinode.units import UNKNOWN, format_list, format_placement
 
 
 class SideState(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,8 +111,7 @@ def _row(state: SideState, repeats: int | None) -> tuple[str, ...]:
     head = (state.name, format_placement(cell.nodes, cell.workers_per_node, workers), *runs)
     if side is None:
         return (*head, state.record.state, UNKNOWN, UNKNOWN)
-    exposed_ms = UNKNOWN if isinstance(side.exposed_ms, Unknown) else format_sig(side.exposed_ms.value)
-    return (*head, side.samples_per_s.text(), side.step_time_ms.text(), exposed_ms)
+    return (*head, side.samples_per_s.text(), side.step_time_ms.text(), EXPOSED.text(side.exposed_ms))
 
 
 def _disturbed_rows(unfinished: UnfinishedContrast) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import collections
 import contextlib
 import datetime as dt
 import functools
@@ -10,7 +11,6 @@ import itertools
 import operator
 import queue
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +23,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from msgspec import Meta
 
 from multinode.cluster.cluster import Node
+from multinode.decoding import convert
 from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed
+from multinode.node.copies.session import Session
 from multinode.transport.agent import AgentStream, AgentTransport, require_kind
 from multinode.transport.base import gather
 from multinode.units import format_size
@@ -36,8 +38,7 @@ _BROKEN_S = 5.0
 _STALL_S = 600.0
 _END_S = 10.0
 _LOOK_S = 0.5
-_RELAY_BYTES = 1 << 17
-_LOOPBACK = "127.0.0.1"
+_CHANNEL = "channel"
 
 _Count = Annotated[int, Meta(ge=0)]
 
@@ -45,7 +46,7 @@ _Count = Annotated[int, Meta(ge=0)]
 class Participant(NamedTuple):
     """A node of the chain, the way to it, its address on the training network, and the paths there, absolute.
 
-    `is_here` says that it is this machine, from which nodes are reached through their agents alone.
+    `is_here` says that it is this machine, from which nodes are reached through the channels of their agents alone.
     """
 
     node: Node
@@ -129,7 +130,11 @@ class _Ended(msgspec.Struct, frozen=True, tag_field="kind", tag="ended"):
     cpu_s: float
 
 
-_RECORD: Any = _Listening | _Candidates | _Need | _MemberProgress | Trouble | Copied | _Ended
+class _Data(msgspec.Struct, frozen=True, tag_field="kind", tag="data"):
+    data: bytes = b""
+
+
+_RECORD: Any = _Listening | _Candidates | _Need | _MemberProgress | Trouble | Copied | _Ended | _Data
 
 
 class Member:
@@ -137,7 +142,7 @@ class Member:
 
     def __init__(self, participant: Participant) -> None:
         self.participant = participant
-        self.stream: AgentStream[Any] | None = None
+        self.stream: AgentStream[Any] | _SessionHere | None = None
         self.port: int | None = None
         self.candidates: bytes | None = None
         self.need: _Need | None = None
@@ -168,11 +173,15 @@ class Member:
         """Whether it can go on receiving, as only the node behind it is lost."""
         return self.error is None and all(trouble.where == "downstream" for trouble in self.troubles)
 
-    def open(self, credentials: CopyCredentials, *, is_source: bool, delete: bool) -> None:
+    def open(self, credentials: CopyCredentials, *, is_source: bool, delete: bool, share: float) -> None:
         """Start its part."""
         request = {"schema": 1, "paths": self.participant.paths, "addr": self.participant.addr, "source": is_source}
-        request |= {"delete": delete, **msgspec.to_builtins(credentials)}
-        self.stream = self.participant.agent.open(self.participant.node, "copy", request, _RECORD, deadline_s=_OPEN_S)
+        request |= {"delete": delete, "share": share, **msgspec.to_builtins(credentials)}
+        if self.participant.is_here:
+            self.stream = _SessionHere(request)
+        else:
+            agent, node = self.participant.agent, self.participant.node
+            self.stream = agent.open(node, "copy", request, _RECORD, deadline_s=_OPEN_S)
         self.port = require_kind(self.stream.first, _Listening, self.name).port
 
     def send(self, order: dict[str, Any]) -> None:
@@ -199,8 +208,51 @@ class Member:
                 self.cpu_s = record.cpu_s
 
 
+class _SessionHere:
+    """This machine as the source: a session in this process, which is spoken to like an agent.
+
+    `across` is the node behind it in the chain, which it reaches through that node's agent.
+    """
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.across: Member | None = None
+        self.first = _Listening(None)
+        self._session = Session(request, self._carry)
+        self._records: collections.deque[dict[str, Any]] = collections.deque()
+        self._session.start()
+
+    def send(self, order: dict[str, Any]) -> None:
+        self._session.give(msgspec.to_builtins(order))
+
+    def read(self, deadline_s: float) -> Any:
+        while not self._records:
+            self._records.extend(self._session.report(min(deadline_s, _LOOK_S)))
+        return convert(self._records.popleft(), _RECORD)
+
+    def close_stdin(self) -> None:
+        self._session.close()
+
+    def finish(self, deadline_s: float) -> None:
+        """Nothing of it is left to wait for."""
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _carry(self, piece: memoryview) -> None:
+        """Send bytes to the next node; one that is slow is waited for."""
+        stream = self.across.stream if self.across is not None and self.across.error is None else None
+        if self.across is None or stream is None:
+            raise BrokenPipeError
+        try:
+            stream.send({"data": piece})
+        except ContactLost as error:
+            # Half a line may have gone: nothing may follow it.
+            self.across.error = error
+            raise BrokenPipeError from error
+
+
 class CopyProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a round has come.
+    """Progress of a copy.
 
     Attributes:
         hashed_bytes: by node, compared with what the source has.
@@ -220,7 +272,8 @@ class CopyRound:
     Args:
         chain: at least two.
         delete: whether files that the source does not have are removed.
-        observe: is shown the progress.
+        observe: is shown the progress; an exception from it ends the copy.
+        share: the part of the time, from 0 to 1, in which each node sends; a smaller one leaves the link to others.
     """
 
     def __init__(
@@ -230,18 +283,19 @@ class CopyRound:
         *,
         delete: bool,
         observe: Callable[[CopyProgress], None],
+        share: float = 1.0,
     ) -> None:
         self.members = [Member(participant) for participant in chain]  # of the chain
         # seconds from the first byte until the last node had all; None if none got so far
         self.moved_s: float | None = None
         self._credentials = credentials
         self._delete = delete
+        self._share = share
         self._observe = observe
         self._heard: queue.Queue[tuple[Member, Any]] = queue.Queue()
         # Members that could be asked.
         self._chain: list[Member] = []
         self._readers: list[threading.Thread] = []
-        self._relay: _Relay | None = None
         self._has_asked = False
         self._began: float | None = None
         self._broke: float | None = None
@@ -271,7 +325,7 @@ class CopyRound:
 
         def begin(node: Node) -> None:
             member = by_node[node.name]
-            member.open(self._credentials, is_source=member is source, delete=self._delete)
+            member.open(self._credentials, is_source=member is source, delete=self._delete, share=self._share)
 
         begun = gather([member.participant.node for member in self.members], begin, deadline_s=_OPEN_S)
         for name, error in begun.failed.items():
@@ -280,19 +334,21 @@ class CopyRound:
         if chain[:1] != [source] or len(chain) == 1:
             return
         self._chain = chain
+        if isinstance(source.stream, _SessionHere):
+            source.stream.across = chain[1]
         for member, following in zip(chain, [*chain[1:], None], strict=True):
-            member.send({"next": self._address(member, following)})
+            previous = _CHANNEL if source.participant.is_here and member is chain[1] else None
+            member.send({"next": self._address(member, following), "previous": previous})
         for member in chain:
             reader = threading.Thread(target=self._read, args=(member,), name=f"copy-{member.name}", daemon=True)
             self._readers.append(reader)
             reader.start()
 
-    def _address(self, member: Member, following: Member | None) -> dict[str, Any] | None:
+    def _address(self, member: Member, following: Member | None) -> dict[str, Any] | str | None:
         if following is None:
             return None
         if member.participant.is_here:
-            self._relay = _Relay(following)
-            return {"addr": _LOOPBACK, "port": self._relay.port}
+            return _CHANNEL
         return {"addr": following.participant.addr, "port": following.port}
 
     def _read(self, member: Member) -> None:
@@ -303,10 +359,15 @@ class CopyRound:
                 record = stream.read(_SILENT_S)
                 if record is None:
                     raise ContactLost("its agent ended before the copy did", node=member.name)
-                self._heard.put((member, record))
+                if isinstance(record, _Data):
+                    self.members[0].send({"data": record.data})
+                else:
+                    self._heard.put((member, record))
         except MultinodeError as error:
             error.node = error.node or member.name
             self._heard.put((member, error))
+        if self.members[0].participant.is_here and member is self._chain[1]:
+            self.members[0].send({"data": b""})
 
     def _is_over(self) -> bool:
         """Whether all have ended who may still get something, and those behind a break have had their say."""
@@ -333,7 +394,8 @@ class CopyRound:
         if self._has_asked and self._began is None and all(member.need is not None for member in targets):
             require_room(targets)
             self._began = time.monotonic()
-            for member in (source, *targets):
+            # What the source sends must not come before it, on one channel.
+            for member in (*targets, source):
                 member.send({"go": True})
 
     def _show(self) -> None:
@@ -367,8 +429,6 @@ class CopyRound:
                 with contextlib.suppress(MultinodeError):
                     member.stream.finish(max(0.0, end - time.monotonic()))
                 member.stream.close()
-        if self._relay is not None:
-            self._relay.close()
 
 
 def require_room(members: Sequence[Member]) -> None:
@@ -430,45 +490,3 @@ def find_failures(members: Sequence[Member]) -> Failures:
     up = next((trouble for trouble in left[0].troubles if trouble.where == "upstream"), None)
     message = f"it received too little: {up.message if up is not None else 'the copy did not end'}"
     return Failures(certain, (left[0].name, NodeFailed(message, node=left[0].name)))
-
-
-class _Relay:
-    """A port on this machine's loopback whose bytes go through a node's agent to the port of that node, and back."""
-
-    def __init__(self, target: Member) -> None:
-        participant = target.participant
-        request = {"schema": 1, "addr": participant.addr, "port": target.port}
-        self._stream = participant.agent.open(participant.node, "relay", request, _RelayedData, deadline_s=_OPEN_S)
-        self._server = socket.create_server((_LOOPBACK, 0), backlog=1)
-        self.port: int = self._server.getsockname()[1]
-        threading.Thread(target=self._serve, name="relay", daemon=True).start()
-
-    def close(self) -> None:
-        """End it."""
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        with contextlib.suppress(MultinodeError):
-            self._stream.close_stdin()
-        self._stream.close()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError, MultinodeError):
-            caller, _ = self._server.accept()
-            with caller:
-                threading.Thread(target=self._answer, args=(caller,), name="relay-back", daemon=True).start()
-                while data := caller.recv(_RELAY_BYTES):
-                    self._stream.send({"data": data})
-                self._stream.close_stdin()
-
-    def _answer(self, caller: socket.socket) -> None:
-        with contextlib.suppress(OSError, MultinodeError):
-            while (record := self._stream.read(_SILENT_S)) is not None:
-                if record.data:
-                    caller.sendall(record.data)
-        with contextlib.suppress(OSError):
-            caller.shutdown(socket.SHUT_RDWR)
-
-
-class _RelayedData(msgspec.Struct, frozen=True, tag_field="kind", tag="data"):
-    data: bytes = b""

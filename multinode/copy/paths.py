@@ -34,7 +34,7 @@ _Count = Annotated[int, Meta(ge=0)]
 
 
 class CopyRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is copied.
+    """What to copy, and from where.
 
     Attributes:
         paths: relative ones start at the job's directory.
@@ -60,7 +60,7 @@ class CopiedNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `copy --json` prints.
+    """The document of `copy --json`.
 
     Attributes:
         ok: whether all nodes are equal now.
@@ -246,7 +246,7 @@ def choose_source(request: CopyRequest, looks: Mapping[str, Sequence[PathLook]],
             present = {look.path for looked in looks_of.values() for look in looked if look.exists}
             lacking = next((path for path in request.paths if path not in present), None)
             if lacking is not None:
-                raise UsageError(f"{lacking} is on no node and not on this machine", hint="correct its name")
+                raise UsageError(f"{lacking} is neither on a node nor on this machine", hint="correct its name")
             raise UsageError("no node has all of these paths", hint="copy each with a separate command")
         source = complete[0]
         for at, look in enumerate(looks[source] if source != CONTROLLER else ()):
@@ -264,7 +264,7 @@ def choose_source(request: CopyRequest, looks: Mapping[str, Sequence[PathLook]],
 
 def _having(path: str, looks_of: Mapping[str, Sequence[PathLook]]) -> str:
     names = [name for name, looked in looks_of.items() if any(look.path == path and look.exists for look in looked)]
-    return f"it is on {format_list(names, 9)}" if names else "it is on no node and not on this machine"
+    return f"it is on {format_list(names, 9)}" if names else "it is neither on a node nor on this machine"
 
 
 def _size(look: PathLook) -> str:

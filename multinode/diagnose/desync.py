@@ -25,17 +25,17 @@ MISSING = DESYNCS.rule(
     "missing_rank",
     about="a rank that has not entered a collective that others wait in",
     message="{who} {has} not entered {collective}{line}{position}; {others} {wait} in it{waited}",
-    hint="see what keeps it from getting there, by its log and its stack",
+    hint="look for the reason in its log and its stack",
 )
 _OTHER_OPERATION = DESYNCS.rule(
     "other_operation",
-    about="a rank that called another collective than the others",
+    about="a rank that called a different collective from the others",
     message="{who} called {called}{position} where {others} called {collective}{line}{waited}{tie}",
     hint=_SAME_ORDER,
 )
 _OTHER_SIZE = DESYNCS.rule(
     "other_size",
-    about="a rank that called the same collective with another size or dtype",
+    about="a rank that called the same collective with a different size or dtype",
     message="{who} called {called}{position} where {others} called {collective}{line}{waited}{tie}",
     hint="every rank must pass tensors of the same size and dtype to this collective",
 )
@@ -47,14 +47,14 @@ _OTHER_ORDER = DESYNCS.rule(
 )
 _NO_DUMP = DESYNCS.rule(
     "no_dump",
-    about="a rank without a dump, of whose group the others wait in a collective",
+    about="a rank without a dump, while the other ranks in its group wait in a collective",
     message="{who} left no dump, while {others} {wait} in {collective}{line}{waited}",
-    hint="see the log of that rank, which may have ended before, and pass its dump too",
+    hint="pass the dump of that rank too; its log shows whether it ended earlier",
 )
 _NOBODY_MISSING = DESYNCS.rule(
     "nobody_missing",
-    about="a collective that all ranks have entered, and that does not end",
-    message="all {count} ranks have entered {collective}{line}, and it does not end{waited}",
+    about="a collective that all ranks have entered but that does not complete",
+    message="all {count} ranks have entered {collective}{line}, and it does not finish{waited}",
     hint="test the network between the nodes: multinode check",
 )
 _TIE = "; as many ranks called one as the other, so either may be wrong"
@@ -76,7 +76,7 @@ class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
 class Desync(Finding, frozen=True, kw_only=True):
     """Ranks that do not meet the others of their group."""
 
-    ranks: tuple[int, ...]  # those that differ
+    ranks: tuple[int, ...]  # the parameters that differ
     others: tuple[int, ...]
     is_tie: bool = False  # whether the others may be those to blame, as they are no more
 

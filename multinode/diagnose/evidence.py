@@ -60,15 +60,11 @@ _HINTS = {
     "disk": "see the kernel log and the disk's health: ssh {node} 'dmesg -T | grep -i error'; smartctl -a",
     "memory": "see the kernel log: ssh {node} 'dmesg -T | grep -i -e edac -e mce -e hardware'; test the memory",
 }
+_FILE_SYSTEM = [f"{name}...{what}..." for name in ("EXT4", "XFS", "BTRFS") for what in ("error", "corruption")]
 _LOG_KINDS = (
-    ("gpu", re.compile(r"amdgpu", re.IGNORECASE)),
-    ("memory", re.compile(r"EDAC|Hardware Error|Machine check")),
-    (
-        "disk",
-        re.compile(
-            r"I/O error|remounting filesystem read-only|(?:EXT4|XFS|BTRFS).*(?:error|corruption)", re.IGNORECASE
-        ),
-    ),
+    ("gpu", ("amdgpu...",)),
+    ("memory", ("EDAC...", "Hardware Error...", "Machine check...")),
+    ("disk", ("I/O error...", "remounting filesystem read-only", *_FILE_SYSTEM)),
 )
 
 
@@ -123,6 +119,8 @@ class FaultWatch:
                 self._add("gpu", sample.time_s, f"GPU {sample.index} had an uncorrectable ECC error")
 
     def _take_kernel(self, sample: KernelSample) -> None:
+        from multinode.text_pattern import find_values
+
         line = clean_log(sample.message).strip()
         xid = _XID.search(line)
         if xid is not None:
@@ -131,7 +129,7 @@ class FaultWatch:
                 meaning = f": {_XIDS[number]}" if number in _XIDS else ""
                 self._add("gpu", sample.time_s, f"the GPU at {xid[1]} reported Xid {number}{meaning}")
             return
-        kind = next((kind for kind, pattern in _LOG_KINDS if pattern.search(line)), None)
+        kind = next((kind for kind, texts in _LOG_KINDS if find_values(texts, line) is not None), None)
         if kind is not None:
             self._add(kind, sample.time_s, f"the kernel logged: {line}")
 

@@ -57,36 +57,36 @@ _MOST_DRAWN = 1
 
 
 class LogFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """The failure that one log tells of."""
+    """The failure in one log."""
 
     file: str
-    line: int | None  # where it stands, from 1; None where only the end of the log speaks of it
-    node: str | None  # as the text names it; likewise `rank` and `time`. None is not said.
+    line: int | None  # its line number, from 1; None if only the end of the log shows it
+    node: str | None  # as the text names it; also `rank` and `time`. None if the text does not state it.
     rank: int | None
     time: str | None
     message: str
-    kind: str | None  # as in `Failure`; likewise `error_id`, `cause` and `hint`
+    kind: str | None  # as in `Failure`; also `error_id`, `cause` and `hint`
     error_id: str | None
     cause: str | None
     hint: str | None
-    details: tuple[str, ...]  # the lines that belong to the message, and the whole of a long one
-    is_own: bool  # whether the message is a line of the log, in the words of whoever printed it
-    of_peers: bool  # whether it is what workers say when another is gone: the cause is somewhere else
+    details: tuple[str, ...]  # the lines that belong to the message, and the full text of a long one
+    is_own: bool  # whether the message is a line of the log, as the program printed it
+    of_peers: bool  # whether workers print it because another worker is gone: the cause is elsewhere
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """What logs say of a run."""
+    """What the logs of a run show."""
 
     schema: str = "multinode.explain/2"
-    first_failure: LogFailure | None  # of all logs; None where none tells of one
-    other_failures: tuple[LogFailure, ...]  # of the other logs: consequences, or what came later
-    order_known: bool  # whether the texts say which failure came first, where several have a cause of their own
+    first_failure: LogFailure | None  # of all logs; None if no log has one
+    other_failures: tuple[LogFailure, ...]  # of the other logs: consequences, or later failures
+    order_known: bool  # whether the texts show which failure came first, if several have their own causes
     next: tuple[str, ...]  # what to look at next: commands and sentences
-    files: dict[str, int]  # those that were read, with their lines
-    last_lines: tuple[str, ...] = ()  # of the last log, where no failure was found
-    # by file, the program that measured a network (`nccl-tests`, `iperf3`, `perftest`), where no failure was found
+    files: dict[str, int]  # the logs that were read, with their numbers of lines
+    last_lines: tuple[str, ...] = ()  # of the last log, if no failure was found
+    # by file, the program that measured a network (`nccl-tests`, `iperf3`, `perftest`), if no failure was found
     benchmarks: dict[str, str] = {}
-    is_unclear: bool = False  # whether a traceback or the like stands in a log in which no failure could be named
+    is_unclear: bool = False  # whether a log without an identified failure contains a traceback or something similar
 
 
 def explain(logs: Sequence[tuple[str, LogReading]]) -> Explanation:
@@ -528,7 +528,7 @@ def _last_match(reading: LogReading, error: KnownError | None) -> tuple[str, int
 
 
 def _for_logs(error: KnownError, host: str | None) -> str:
-    fix = error.fix.replace("{node}", host or "NODE")
+    fix = error.fix_on(host or "NODE")
     for verb in ("multinode show last", f"multinode logs last --node {host or 'NODE'}", "multinode logs"):
         fix = fix.replace(f": {verb}", ": give their logs to multinode explain")
     return fix.replace(
@@ -572,7 +572,7 @@ def _next(first: LogFailure, readings: Sequence[LogReading], files: dict[str, in
     peer = _PEER.search(first.message)
     if first.of_peers and not (peer is not None and is_unreachable(peer[1])):
         whose = f"of the worker at {peer[1]}" if peer is not None else "of the other nodes"
-        yield f"this error follows from a worker that is gone or late: pass the log {whose} too, which has the cause"
+        yield f"this error follows from a worker that is gone or late: also pass the log {whose}, which has the cause"
     error = known_errors()[first.error_id] if first.error_id is not None else None
     if (
         error is not None

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _FULL_BYTES = 1 << 20
-_LEASE_HINT = "did this machine sleep, or lose its network? Nodes wait longer with --lease, and for ever with --detach"
+_LEASE_HINT = "check if this machine slept or lost its network; nodes wait longer with --lease, forever with --detach"
 # Of a log: its last lines that are looked at, and the most of a line in a sentence.
 _LAST_WORDS = 20
 _MOST_CHARS = 300
@@ -86,7 +86,7 @@ def classify(
     if error is None:
         meaning = exit_meaning(failure.exit_code, failure.signal) if text is None else None
         return replace(failure, cause=meaning.cause, hint=meaning.hint) if meaning is not None else failure
-    return replace(failure, error_id=error.id, cause=error.cause, hint=error.fix.replace("{node}", failure.node))
+    return replace(failure, error_id=error.id, cause=error.cause, hint=error.fix_on(failure.node))
 
 
 def _says_more(one: KnownError | None, other: KnownError | None) -> bool:
@@ -390,7 +390,7 @@ def _is_of_peers(node: NodeEvidence) -> bool:
 _EXITED = (
     "The worker ended itself without raising an exception; the others then waited for it or lost their connection."
 )
-_LOOK_FOR_EXITS = "look for sys.exit and os._exit in the script, and at what the worker printed last"
+_LOOK_FOR_EXITS = "look for sys.exit and os._exit in the script, and read what the worker printed last"
 
 
 def _exited_silently(node: NodeEvidence) -> bool:

@@ -223,7 +223,7 @@ class _Hanging(msgspec.Struct, frozen=True, kw_only=True):
         for node in self.nodes:
             warning = told_by_nccl(node.nccl_warnings)
             if warning is not None and warning.error is not None:
-                fix = warning.error.fix.replace("{node}", node.node)
+                fix = warning.error.fix_on(node.node)
                 return f"NCCL on {node.node} warns: {warning.text}: {fix}; {hint}"
         return hint
 

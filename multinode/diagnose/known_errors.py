@@ -6,12 +6,13 @@ import functools
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 
 import msgspec
 
 from multinode.decoding import convert
+from multinode.text_pattern import find_first, find_values, literals
 
 # The sections of the page.
 PROJECTS = (
@@ -26,7 +27,6 @@ PROJECTS = (
     "SSH",
     "System",
 )
-_MOST_BETWEEN = 200
 
 
 class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,11 +34,9 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     id: str  # its name, which is also its heading on the page
     project: str  # who prints it, one of `PROJECTS`
-    # as printed, in any case and in whole words; `...` stands for up to 200 characters of the same line. The bare name
-    # of an exception is one only where its message or the end of the line follows.
-    texts: tuple[str, ...]
+    texts: tuple[str, ...]  # as printed (text_pattern)
     cause: str  # why it happens
-    fix: str  # what to do; `{node}` is the node that failed
+    fix: str  # what to do; `{node}` is the node that failed, and `{{` a brace
     source: str  # file of the project, or issue, in which the texts stand as they are printed
     kind: str | None = None  # as in `Failure`
     checks: tuple[str, ...] = ()  # names of the checks that find the cause before a launch
@@ -55,30 +53,11 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def matches(self, text: str) -> bool:
         """Whether one of the texts stands in it."""
-        return _pattern(self.texts).search(text) is not None
+        return find_values(self.texts, text) is not None
 
-
-@functools.cache
-def _pattern(texts: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(text_pattern(texts), re.IGNORECASE | re.MULTILINE)
-
-
-def text_pattern(texts: Iterable[str]) -> str:
-    """The regular expression of texts, for MULTILINE."""
-    return "|".join(map(_words, texts))
-
-
-_EXCEPTION_NAME = re.compile(r"[A-Za-z]\w*(?:Error|Exception)")
-
-
-def _words(text: str) -> str:
-    if _EXCEPTION_NAME.fullmatch(text):
-        return rf"(?<![A-Za-z0-9])(?<!except ){text}(?=:|[ \r]*$)"
-    words = f".{{0,{_MOST_BETWEEN}}}?".join(map(re.escape, text.split("...")))
-    # The name of a variable is one in its own letters alone.
-    words = re.sub(r"'[A-Z_]+'", r"(?-i:\g<0>)", words)
-    before = r"(?<![A-Za-z0-9])" if text[0].isalnum() else ""
-    return before + words + (r"(?![A-Za-z0-9])" if text[-1].isalnum() else "")
+    def fix_on(self, node: str) -> str:
+        """What to do where this node failed."""
+        return self.fix.format(node=node)
 
 
 @functools.cache
@@ -114,7 +93,7 @@ _COMMON = frozenset(
 
 def anchor(text: str) -> str:
     """A word that every line with this text has: the rarest, by its length."""
-    parts = text.lower().split("...")
+    parts = literals(text.lower())
     whole = [
         word[0]
         for number, part in enumerate(parts)
@@ -138,4 +117,5 @@ def find_error(text: str) -> KnownError | None:
     by_anchor, errors = _by_anchor(), tuple(known_errors().values())
     words = by_anchor.keys() & set(_LETTERS.findall(text.lower()))
     places = sorted(set(itertools.chain.from_iterable(by_anchor[word] for word in words)))
-    return next((errors[place] for place in places if errors[place].matches(text)), None)
+    found = find_first((errors[place] for place in places), text)
+    return found[0] if found is not None else None

@@ -21,7 +21,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec.structs import replace
 
-from multinode.diagnose.known_errors import anchor, find_error, known_errors, text_pattern
+from multinode.diagnose.known_errors import anchor, find_error, known_errors
 from multinode.diagnose.launcher_report import (
     ANY_ADDRESS,
     BEGINNINGS,
@@ -48,6 +48,7 @@ from multinode.diagnose.meaning import collective_of
 from multinode.diagnose.place import LIBRARY
 from multinode.diagnose.standing import Standing, depends_on, entry_standing, first_cause, word_standing
 from multinode.records.log import last_lines
+from multinode.text_pattern import text_pattern
 
 _BLOCK_BYTES = 1 << 20
 # A log that somebody pasted is no longer than this.
@@ -78,7 +79,7 @@ class LogReading(msgspec.Struct, frozen=True, kw_only=True):
     """What a log says."""
 
     words: tuple[LogWord, ...] = ()  # the lines that speak of the last failure in it, in their order
-    earlier: tuple[LogWord, ...] = ()  # those of the last failure before it that names its own cause
+    earlier: tuple[LogWord, ...] = ()  # the lines of the last failure before it that names its own cause
     reports: tuple[LauncherReport, ...] = ()  # what launchers say of their workers, in the last attempt
     lines: int = 0  # how many there are
     tail: str = ""  # the end of the log
@@ -387,7 +388,7 @@ class _Tracebacks:
     """Python's tracebacks in a log; those of several processes may be mixed. A line without a mark has None."""
 
     def __init__(self) -> None:
-        # those that have not ended, and where Python said that it ignores an exception
+        # the tracebacks that have not ended, and where Python said that it ignores an exception
         self._open: dict[str | None, _Traceback] = {}
         self._ignored: defaultdict[str | None, list[int]] = defaultdict(list)
         self._last_ignored: dict[str | None, int] = {}
@@ -573,7 +574,7 @@ _NOTED_BYTES = 1 << 13
 
 
 def _key(word: LogWord) -> Hashable:
-    """What is the same for lines of which one stands for all."""
+    """Equal for lines of which one is kept for all."""
     return word.error.id if word.error else word.text[:80], word.process, word.is_exception, word.has_figures
 
 
@@ -976,7 +977,7 @@ class _LogReader:
 
 def _telling(shapes: AbstractSet[bytes]) -> set[bytes]:
     text = b"\n".join(shapes)
-    # Few blocks have any of these, and few lines of those.
+    # Few blocks have a marked word, and few lines of such a block.
     marks = [*_words().intersection(text.translate(_NO_LETTER).split()), *(mark for mark in _ENDINGS if mark in text)]
     return {shape for shape in shapes if any(mark in shape for mark in marks) and _may_tell(shape)} if marks else set()
 

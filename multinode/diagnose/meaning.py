@@ -24,11 +24,11 @@ _LOOK_ABOVE = (
 # SIGBUS, SIGKILL, SIGINT and SIGHUP are in the catalogue.
 _SIGNALS = {
     "SIGSEGV": Meaning(
-        cause="Native code crashed: an extension, a library or a driver used memory that it does not have.",
+        cause="Native code crashed: an extension, a library or a driver accessed invalid memory.",
         hint=_LOOK_ABOVE,
     ),
     "SIGABRT": Meaning(
-        cause="The process aborted itself: the C++ runtime, glibc, a driver or NCCL's watchdog met an error.",
+        cause="The process aborted itself: the C++ runtime, glibc, a driver or NCCL's watchdog encountered an error.",
         hint=_LOOK_ABOVE,
     ),
     "SIGFPE": Meaning(cause="Native code divided an integer by zero.", hint=_LOOK_ABOVE),
@@ -49,7 +49,7 @@ _SIGNALS = {
 _CODES = {
     126: Meaning(
         cause="The program exists but cannot be executed: it is not executable, or its file system is mounted noexec.",
-        hint="ls -l on the program, and findmnt -T on its path",
+        hint="run ls -l on the program, and findmnt -T on its path",
     ),
     127: Meaning(
         cause="The program, or a library that it needs to start, was not found on this node.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from multinode.diagnose.explanation import Explanation, LogFailure
+from multinode.diagnose.translation import translate
 from multinode.render.sheet import Block, Labels, Prose
 from multinode.units import format_count, format_list
 
@@ -18,7 +19,8 @@ def show(explanation: Explanation) -> Iterator[Block]:
     if first is None:
         yield from _nothing(explanation)
         return
-    rows = [("Cause", first.cause or _unknown(first)), ("Fix", first.hint or "")]
+    shown = translate(first)
+    rows = [("Cause", shown.cause or _unknown(first)), ("Fix", shown.hint or "")]
     rows += _rows("Next", explanation.next)
     rows += _rows("Then" if explanation.order_known else "Also", map(_sentence, explanation.other_failures))
     if not explanation.order_known:
@@ -35,7 +37,7 @@ def _nothing(explanation: Explanation) -> Iterator[Block]:
     if explanation.benchmarks:
         programs = format_list(tuple(dict.fromkeys(explanation.benchmarks.values())))
         found = (
-            f"no error message found in {logs} ({lines}), but figures of {programs}: multinode nccl-test judges them"
+            f"no error message found in {logs} ({lines}), but results of {programs}: multinode nccl-test can judge them"
         )
     yield Prose(found, "lead")
     yield Labels((*_rows("Last", explanation.last_lines), *_rows("Next", explanation.next)))

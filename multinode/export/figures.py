@@ -15,94 +15,84 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from multinode.figures.figure import Figure
 from multinode.profile.exposure import expose_each
+from multinode.profile.figures import LATE
 from multinode.profile.in_training import step_bandwidths
 from multinode.profile.machine_use import (
     CPU_BUSY,
     CPU_STEAL,
-    GPU_MEMORY,
-    GPU_POWER,
-    GPU_TEMPERATURE,
+    GPU_FIGURES,
     JOB_CORES,
     MEMORY_AVAILABLE,
     RETRANSMITTED,
 )
 from multinode.profile.measured import EXPOSED, EXPOSED_SHARE
-from multinode.profile.nics import NIC_IN, NIC_OUT, NIC_SHARE
+from multinode.profile.nics import NIC_IN, NIC_OUT, NIC_PEAKS, NIC_SHARE
 from multinode.profile.observed import Observed, ObservedNode
-from multinode.profile.step_split import transfers_us
-from multinode.profile.summary import Summary
-from multinode.profile.throughput import HARDWARE_TFLOPS, HFU, MFU, MODEL_TFLOPS, SAMPLES_PER_S, TGS, TOKENS_PER_S
+from multinode.profile.step_bytes import BYTES_FIGURES
+from multinode.profile.step_split import PARTS, transfers_us
+from multinode.profile.summary import (
+    COMM_FIGURES,
+    MODEL_FIGURES,
+    OTHER_RATES,
+    STEP_COUNTS,
+    STEP_TIME_FIGURES,
+    Summary,
+)
+from multinode.profile.throughput import (
+    EFFECTIVE_TOKENS_PER_S,
+    HARDWARE_TFLOPS,
+    HFU,
+    MFU,
+    MODEL_TFLOPS,
+    SAMPLES_PER_S,
+    TGS,
+    TOKENS_PER_S,
+)
 from multinode.records import progress
 from multinode.records.progress import NodeProgress
 from multinode.records.samples import DdpSample, DeviceWaitSample, LossSample, ModelSample, Sample, StepSample
 from multinode.units import GIB
 
-SUMMARY_FIGURES = {
-    "steps": "recorded optimizer steps",
-    "steady_steps": "measured steps, without warm-up",
-    "samples_per_s": SAMPLES_PER_S.about,
-    "tokens_per_s": TOKENS_PER_S.about,
-    "effective_tokens_per_s": "tokens per second of all workers, without padding",
-    "tgs": TGS.about,
-    "all_steps_samples_per_s": "samples per second of all workers, warm-up included",
-    "trainer_samples_per_s": "samples per second as the Trainer reports them",
-    "step_time_ms.median": "step time, median of the measured steps",
-    "step_time_ms.p95": "step time, 95th percentile of the measured steps",
-    "step_time_ms.cv": "standard deviation of the step time over its mean",
-    "parameters": "parameters of the model",
-    "trainable": "parameters with gradients",
-    "first_loss": "first logged loss",
-    "last_loss": "last logged loss",
-    "comm.bytes_per_step.calls": "collective payload per step and worker",
-    "comm.bytes_per_step.expected": "expected traffic per step on the busiest NIC",
-    "comm.bytes_per_step.nic": "measured traffic per step on that NIC",
-    "comm.exposed_ms": EXPOSED.about,
-    "comm.exposed_share": EXPOSED_SHARE.about,
-    "comm.overlap": "share of the communication that compute overlapped",
-    "comm.in_training_gb_per_s": "busbw of the training's own all-reduces",
-    "split.mean.compute_ms": "forward and backward pass per step, mean of the workers",
-    "split.mean.wait_ms": "waiting for stragglers per step, mean of the workers",
-    "split.mean.data_ms": "waiting for batches per step, mean of the workers",
-    "split.mean.optimizer_ms": "optimizer per step, mean of the workers",
-    "split.mean.host_ms": "rest of the step, mean of the workers",
-    "utilisation.model_tflops": MODEL_TFLOPS.about,
-    "utilisation.hardware_tflops": HARDWARE_TFLOPS.about,
-    "utilisation.mfu": MFU.about,
-    "utilisation.hfu": HFU.about,
-    "stragglers.*.late_ms": "delay of a node per step relative to its peers",
-    "nodes.*.cpu_busy_percent": CPU_BUSY.about,
-    "nodes.*.cpu_steal_percent": CPU_STEAL.about,
-    "nodes.*.job_cores": JOB_CORES.about,
-    "nodes.*.memory_available_gib": MEMORY_AVAILABLE.about,
-    "nodes.*.retransmitted_share": RETRANSMITTED.about,
-    "nodes.*.nics.*.in_gbit_per_s": NIC_IN.about,
-    "nodes.*.nics.*.out_gbit_per_s": NIC_OUT.about,
-    "nodes.*.nics.*.peak_in_gbit_per_s": "received by the NIC, highest between two samples",
-    "nodes.*.nics.*.peak_out_gbit_per_s": "sent by the NIC, highest between two samples",
-    "nodes.*.nics.*.share": NIC_SHARE.about,
-    "nodes.*.gpus.*.sm_percent": "share of the time in which a kernel ran on the GPU",
-    "nodes.*.gpus.*.peak_memory_gib": GPU_MEMORY.about,
-    "nodes.*.gpus.*.power_w": GPU_POWER.about,
-    "nodes.*.gpus.*.temperature_c": GPU_TEMPERATURE.about,
+
+def _below(place: str, *figures: Figure[Any]) -> dict[str, Figure[Any]]:
+    """Figures by the path that leads to them in a document."""
+    return {f"{place}.{figure.name}" if place else figure.name: figure for figure in figures}
+
+
+SUMMARY_FIGURES: Mapping[str, Figure[Any]] = {
+    **_below("", *STEP_COUNTS, SAMPLES_PER_S, TOKENS_PER_S, EFFECTIVE_TOKENS_PER_S, TGS, *OTHER_RATES),
+    **_below("step_time_ms", *STEP_TIME_FIGURES),
+    **_below("", *MODEL_FIGURES),
+    **_below("comm.bytes_per_step", *BYTES_FIGURES),
+    **_below("comm", EXPOSED, EXPOSED_SHARE, *COMM_FIGURES),
+    # Exposed communication has its interval below `comm`.
+    **_below("split.mean", *(part for part in PARTS if part.name != EXPOSED.name)),
+    **_below("utilisation", MODEL_TFLOPS, HARDWARE_TFLOPS, MFU, HFU),
+    **_below("stragglers.*", LATE),
+    **_below("nodes.*", CPU_BUSY, CPU_STEAL, JOB_CORES, MEMORY_AVAILABLE, RETRANSMITTED),
+    **_below("nodes.*.nics.*", NIC_IN, NIC_OUT, *NIC_PEAKS, NIC_SHARE),
+    **_below("nodes.*.gpus.*", *(figure for figure in GPU_FIGURES if figure.is_measured)),
 }
 """Of a run that has ended: the content of `summary` in `show --json`."""
 
-STEP_FIGURES = {
-    "step_time_ms": "step time, median of the workers",
-    "samples_per_s": SAMPLES_PER_S.about,
-    "tokens_per_s": TOKENS_PER_S.about,
-    "loss": "logged loss of this step",
-    "comm.exposed_ms": EXPOSED.about,
-    "comm.exposed_share": EXPOSED_SHARE.about,
-    "comm.in_training_gb_per_s": "busbw of the step's all-reduces, by DDP's counters",
-    "peak_worker_memory_gib": "peak memory of the worker that uses most",
-    "nodes.*.in_gbit_per_s": "received by the node's busiest NIC since its previous step",
-    "nodes.*.out_gbit_per_s": "sent by the node's busiest NIC since its previous step",
+_STEP_MEDIAN = Figure[float]("step_time_ms", about="step time, median of the workers")
+_LOSS = Figure[float]("loss", about="logged loss of this step")
+_STEP_BUSBW = Figure[float]("in_training_gb_per_s", about="busbw of the step's all-reduces, from DDP's counters")
+_PEAK_MEMORY = Figure[float]("peak_worker_memory_gib", about="peak memory of the worker that uses the most")
+_STEP_IN = Figure[float]("in_gbit_per_s", about="received by the node's busiest NIC since its previous step")
+_STEP_OUT = Figure[float]("out_gbit_per_s", about="sent by the node's busiest NIC since its previous step")
+
+STEP_FIGURES: Mapping[str, Figure[Any]] = {
+    **_below("", _STEP_MEDIAN, SAMPLES_PER_S, TOKENS_PER_S, _LOSS),
+    **_below("comm", EXPOSED, EXPOSED_SHARE, _STEP_BUSBW),
+    **_below("", _PEAK_MEMORY),
+    **_below("nodes.*", _STEP_IN, _STEP_OUT),
 }
 """Of each step, during the run and afterwards."""
 
-NODE_FIGURES = {f"nodes.*.{figure.name}": figure.about for figure in progress.NODE_FIGURES}
+NODE_FIGURES: Mapping[str, Figure[Any]] = _below("nodes.*", *progress.NODE_FIGURES)
 """Current state of a node, during the run."""
 
 # Label by the name of the list.

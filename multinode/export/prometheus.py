@@ -46,7 +46,7 @@ def metrics_text(run: Run, values: Iterable[Value] = (), summary: Iterable[Value
             by_name.setdefault(value.name, []).append(value)
         for name, ones in by_name.items():
             metric = f"{prefix}_{_STRANGE.sub('_', name.replace('.*', ''))}"
-            lines += [f"# HELP {metric} {figures[name]}", f"# TYPE {metric} gauge"]
+            lines += [f"# HELP {metric} {figures[name].about}", f"# TYPE {metric} gauge"]
             lines += [f"{metric}{_labels([('run', run.run_id), *sample.labels])} {sample.value!r}" for sample in ones]
     return "\n".join(lines) + "\n"
 

@@ -17,7 +17,7 @@ class ComparedFigure(msgspec.Struct, frozen=True, kw_only=True):
     """A figure that both records have."""
 
     name: str
-    first: Estimate  # without an interval where the record has none; likewise `second`
+    first: Estimate  # without an interval where the record has none; also `second`
     second: Estimate
     ratio: Estimate | Unknown  # the second over the first
     changed: bool | None = None  # whether the ratio's interval excludes 1; None without an interval

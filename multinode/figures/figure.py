@@ -17,7 +17,7 @@ from multinode.render.sheet import Column, megabytes, percent, sanitize
 from multinode.stats.estimate import Estimate
 from multinode.stats.estimate import Form as EstimateForm
 from multinode.stats.unknown import UNMEASURED, Unknown
-from multinode.units import UNKNOWN, format_duration, format_figure, format_sig, format_size, times
+from multinode.units import UNKNOWN, format_duration, format_figure, format_sig, format_size, ms_digits, times
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -35,6 +35,7 @@ Form = Literal[
     "times",
     "money",
     "duration",
+    "ms",
     "megabytes",
     "size",
     "digits",
@@ -45,7 +46,7 @@ Form = Literal[
 ]
 """How a value is written. `words` and `number` identify a row; all others are measured or predicted.
 
-`range` is the interval of an estimate alone, `interval` the estimate with it, `times_interval` likewise of a ratio;
+`range` is the interval of an estimate alone, `interval` the estimate with it, `times_interval` a ratio with it;
 `share` has one decimal in percent, `percent` none. `size` is bytes in their largest unit, `digits` has no separators.
 """
 
@@ -73,6 +74,7 @@ _FORMS: dict[Form, Callable[[Any], str]] = {
     **dict.fromkeys(("times", "times_interval"), times),
     "money": _money,
     "duration": format_duration,
+    "ms": ms_digits,
     "megabytes": megabytes,
     "size": format_size,
     "digits": str,
@@ -140,6 +142,7 @@ class Figure(msgspec.Struct, Generic[T_co], frozen=True):
         line: its title where it has a line of its own, if that is not phrase and unit.
         csv: its name in a CSV file, if the name lacks the unit.
         aliases: other names of it, in the same unit, as jobs and frameworks have them.
+        only_csv: whether of a table that has it only the CSV file shows it.
         has_range: whether its values are estimates, so that CSV files have both ends.
         cell: what a row shows, if that depends on more than its value.
         alike: two texts of it are the same if this makes them equal.
@@ -154,6 +157,7 @@ class Figure(msgspec.Struct, Generic[T_co], frozen=True):
     line: str = ""
     csv: str = ""
     aliases: tuple[str, ...] = ()
+    only_csv: bool = False
     has_range: bool = False
     cell: Callable[[Row], str] | None = None
     alike: Callable[[str], str] = str.casefold
@@ -181,7 +185,8 @@ class Figure(msgspec.Struct, Generic[T_co], frozen=True):
     @property
     def column(self) -> Column:
         """The head of its column."""
-        return Column(sanitize(self.title), sanitize(self.unit), words=self.is_words)
+        title = self.csv or self.name if self.only_csv else self.title
+        return Column(sanitize(title), sanitize(self.unit), words=self.is_words, only_csv=self.only_csv)
 
     @property
     def in_full(self) -> Figure[T_co]:

@@ -21,7 +21,7 @@ from multinode.render.csv_text import harmless
 from multinode.render.sheet import Column, Detail, Sheet, sanitize
 from multinode.stats.estimate import Estimate, ratio
 from multinode.stats.unknown import Unknown
-from multinode.units import UNKNOWN
+from multinode.units import UNKNOWN, format_list
 
 _CONDITION = re.compile(r"(?P<name>[^=!<>]+)(?P<sign>!=|<=|>=|=|<|>)(?P<value>.*)", re.DOTALL)
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
@@ -65,7 +65,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
             name_of_title(name) if name[:1].isalnum() else name
         )
         if found is None:
-            near = " or ".join(self._nearest(name))
+            near = format_list(self._nearest(name), conjunction="or")
             raise UsageError(
                 f"the table has no column {name!r}" + (f": did you mean {near}?" if near else ""),
                 hint=f"its columns are: {', '.join(figure.name for figure in self.figures)}",

@@ -8,13 +8,18 @@ import msgspec
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was found, what it means, and what fixes it."""
+    """A conclusion, its message, and what fixes it."""
 
     code: str = ""  # identifies its kind
     message: str  # what is wrong and why it matters
     hint: str | None = None  # the fix; each line after the first is a command
     node: str | None = None  # the node; None concerns several, or none
-    figures: dict[str, float | str] = {}  # observed values with units in their names
+    figures: dict[str, int | float | str] = {}  # observed values with units in their names
+
+
+def message_of(finding: Finding | None) -> str:
+    """What it says; empty without one."""
+    return finding.message if finding is not None else ""
 
 
 def distinct(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from multinode.findings.finding import Finding
+from multinode.units import format_ms
 
 NODES = "\0"
 """Stands for the names of the nodes until all are known that share a finding: no text of a node has it."""
@@ -27,13 +28,22 @@ class _Word(str):
         return shlex.quote(self)
 
 
+class _Ms(float):
+    """A value of a name in `_ms`, in a message: the one form of such times, with its unit."""
+
+    __slots__ = ()
+
+    def __format__(self, _spec: str) -> str:
+        return format_ms(float(self))
+
+
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of finding; the reference of the findings is generated from these."""
 
     code: str  # identifies its kind, or the check it belongs to
     about: str  # what it finds, for a list
-    # the finding's, with `{names}` for values known at run time. If it or the hint contains `{nodes}`, nodes with equal
-    # values share one finding.
+    # the finding's, with `{names}` for values known at run time; one in `_ms` is written with its unit. If it or the
+    # hint contains `{nodes}`, nodes with equal values share one finding.
     message: str
     # as `message`, but `{name}` is quoted for a shell, as it may come from a node; `{name!s}` is our own text. Each
     # line after the first is a command to copy. Empty if there is nothing to do.
@@ -58,19 +68,21 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     def worded(self, on: str | None, values: Mapping[str, object]) -> tuple[str, str]:
         """Message and hint with these values."""
         # A node's text must not begin a line that looks like one of ours.
-        texts = {name: _text(value) for name, value in {"node": on, "nodes": NODES, **values}.items()}
+        texts = {name: _text(name, value) for name, value in {"node": on, "nodes": NODES, **values}.items()}
         words = {name: _Word(text) if isinstance(text, str) else text for name, text in texts.items()}
         return self.message.format_map(texts), self.hint.format_map(words)
 
-    def known(self, values: Mapping[str, object]) -> dict[str, float | str]:
+    def known(self, values: Mapping[str, object]) -> dict[str, int | float | str]:
         """The figures among these values, without those that are None."""
         kept = {name: values.get(name) for name in self.figures}
         return {name: value for name, value in kept.items() if isinstance(value, int | float | str)}
 
 
-def _text(value: object) -> object:
+def _text(name: str, value: object) -> object:
     if isinstance(value, tuple):
-        return "\n".join(str(_text(line)) for line in value)
+        return "\n".join(str(_text(name, line)) for line in value)
+    if name.endswith("_ms") and isinstance(value, int | float):
+        return _Ms(value)
     return value.replace("\n", " ") if isinstance(value, str) else value
 
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from multinode.errors import UsageError, printable_line
-from multinode.node.manifest import is_staging, stays_below
+from multinode.node.manifest import BLOCK_BYTES, is_staging, stays_below
 from multinode.records.plan import CodeCopy
 from multinode.units import format_count, format_list, format_size
 
@@ -24,7 +24,6 @@ MOST_BYTES = 256 << 20
 MOST_FILES = 50_000
 _OPTION = "--copy-code"
 _GIT_S = 60.0
-_READ_BYTES = 1 << 20
 _SUBMODULE = "160000"
 _LFS_BEGIN, _LFS_BYTES = b"version https://git-lfs.github.com/spec/", 1024
 _KEY = re.compile(rb"\A\s*-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY")
@@ -46,16 +45,20 @@ _NO_SECRET = re.compile(r".*\.(?:example|sample|template|dist)")
 
 
 class CodeFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One regular file; `path` is relative to the tree, `digest` its SHA-256 in hex."""
+    """One regular file; `path` is relative to the tree, `digest` its SHA-256 in hex.
+
+    `blocks` are those of its blocks (`BLOCK_BYTES`), if it has more than one.
+    """
 
     path: str
     digest: str
     size_bytes: int
     is_executable: bool = False
+    blocks: tuple[str, ...] = ()
 
 
 class CodeTree(msgspec.Struct, frozen=True, kw_only=True):
-    """Files as they were when they were read.
+    """The files of a directory, as they were when they were read.
 
     Attributes:
         source: the directory, absolute.
@@ -96,10 +99,18 @@ class CodeTree(msgspec.Struct, frozen=True, kw_only=True):
         entries = [
             # A directory comes before those in it.
             *([0, "d", folder, 0o700] for folder in sorted(folders)),
-            *([0, "f", file.path, file.size_bytes, 0o700 if file.is_executable else 0o600, 0] for file in self.files),
+            *(
+                [0, "f", file.path, file.size_bytes, 0o700 if file.is_executable else 0o600, None]
+                for file in self.files
+            ),
             *([0, "l", name, target] for name, target in self.links.items()),
         ]
         return msgspec.json.encode({"roots": [0o700], "entries": entries})
+
+    @property
+    def block_digests(self) -> bytes:
+        """SHA-256 of all blocks, in the manifest's order."""
+        return bytes.fromhex("".join("".join(file.blocks or (file.digest,)) for file in self.files if file.size_bytes))
 
     def holds(self, path: str) -> bool:
         """Whether a path, relative to where the job runs, names a file, or a directory that is copied whole."""
@@ -130,8 +141,8 @@ def read_code(directory: Path, cwd: Path, without: Collection[Path] = ()) -> Cod
         UsageError: there is no such directory, git cannot be asked, or there are no files, or too many or too large.
     """
     if not directory.is_dir():
-        hint = f"{_OPTION} . {directory}" if directory.exists() else f"{_OPTION} . copies the working directory"
-        raise UsageError(f"{_OPTION} {directory}: this is no directory", hint=hint)
+        hint = f"use {_OPTION} . {directory}" if directory.exists() else f"{_OPTION} . copies the working directory"
+        raise UsageError(f"{_OPTION} {directory}: this is not a directory", hint=hint)
     root, notes = directory.resolve(), list[str]()
     listed = _list_by_git(root, notes)
     names = _without(root, sorted(set(_walk(root) if listed is None else listed)), without)
@@ -142,7 +153,9 @@ def read_code(directory: Path, cwd: Path, without: Collection[Path] = ()) -> Cod
     left_out = [name for name in names if name not in copied and os.path.lexists(root / name)]
     left_out += _list_ignored(root) if listed is not None else []
     if not files:
-        raise UsageError(f"{_OPTION} {directory}: it has no file to copy", hint="does git ignore it? git status")
+        raise UsageError(
+            f"{_OPTION} {directory}: it has no file to copy", hint="check whether git ignores it: git status"
+        )
     place = cwd.resolve()
     inside = place.relative_to(root).as_posix() if place.is_relative_to(root) else "."
     return CodeTree(
@@ -263,9 +276,9 @@ def _look_at(root: Path, names: list[str], notes: list[str]) -> tuple[dict[str, 
         if any("\udc80" <= char <= "\udcff" for char in name):
             notes.append(f"{name!r} is left out: its name is not UTF-8")
         elif any(map(is_staging, PurePosixPath(name).parts)):
-            notes.append(f"{name} is left out: it belongs to an unfinished copy of multinode")
+            notes.append(f"{name} is left out: it belongs to an unfinished copy made by multinode")
         elif is_secret_file(name):
-            notes.append(f"{name} is left out: by its name it is a secret")
+            notes.append(f"{name} is left out: its name suggests that it holds a secret")
         elif stat.S_ISREG(status.st_mode):
             sizes[name] = status.st_size
         elif stat.S_ISLNK(status.st_mode):
@@ -275,9 +288,9 @@ def _look_at(root: Path, names: list[str], notes: list[str]) -> tuple[dict[str, 
                 is_below = stays_below(target, name.count("/"))
                 links[name] = target if is_below else os.path.relpath(real, path.parent.resolve())
             else:
-                notes.append(f"{name} is left out: it leads out of the directory, to {real}")
+                notes.append(f"{name} is left out: it points outside the directory, to {real}")
         else:
-            notes.append(f"{name} is left out: it is no regular file")
+            notes.append(f"{name} is left out: it is not a regular file")
     # A directory that git tracks may have become a link.
     linked = {name for name in sizes if not {str(parent) for parent in PurePosixPath(name).parents}.isdisjoint(links)}
     return links, {name: size for name, size in sizes.items() if name not in linked}
@@ -289,29 +302,34 @@ def _require_size(root: Path, sizes: dict[str, int], *, by_git: bool) -> None:
     if total <= MOST_BYTES and len(sizes) <= MOST_FILES:
         return
     largest = sorted(sizes, key=lambda name: -sizes[name])[:_LARGEST]
-    how = "have git ignore them" if by_git else "git is not used there, so nothing is ignored: git init, and .gitignore"
+    how = "; add them to .gitignore" if by_git else "; outside git nothing is ignored: use git init and .gitignore"
     raise UsageError(
-        f"{_OPTION} {root}: {format_count(len(sizes), 'file')}, {format_size(total)}, are more than "
-        f"{format_count(MOST_FILES, 'file')} or {format_size(MOST_BYTES)}",
-        hint=f"the largest are {format_list([f'{name} ({format_size(sizes[name])})' for name in largest])}: {how}",
+        f"{_OPTION} {root}: {format_count(len(sizes), 'file')}, {format_size(total)}, exceed the limit of "
+        f"{MOST_FILES:,} files and {format_size(MOST_BYTES)}",
+        hint=f"the largest are {format_list([f'{name} ({format_size(sizes[name])})' for name in largest])}{how}",
     )
 
 
 def _read_file(root: Path, name: str, notes: list[str]) -> CodeFile | None:
     """A file with its digest; None of one that is a secret by what it holds."""
-    digest, size = hashlib.sha256(), 0
+    digest, size, blocks = hashlib.sha256(), 0, list[str]()
     try:
-        with (root / name).open("rb", buffering=0) as file:
+        with (root / name).open("rb") as file:
             status = os.fstat(file.fileno())
-            while data := file.read(_READ_BYTES):
+            while data := file.read(BLOCK_BYTES):
                 if not size and _KEY.match(data):
                     notes.append(f"{name} is left out: it holds a private key")
                     return None
                 if not size and status.st_size < _LFS_BYTES and data.startswith(_LFS_BEGIN):
-                    notes.append(f"{name} is a pointer of git LFS, and is copied as one (its content: git lfs pull)")
+                    notes.append(
+                        f"{name} is a Git LFS pointer, and is copied as one (to get its content: git lfs pull)"
+                    )
+                if blocks or len(data) == BLOCK_BYTES:
+                    blocks.append(hashlib.sha256(data).hexdigest())
                 digest.update(data)
                 size += len(data)
     except OSError as error:
         raise UsageError(f"{_OPTION}: {root / name} cannot be read: {error.strerror}") from error
     is_executable = bool(status.st_mode & stat.S_IXUSR)
-    return CodeFile(path=name, digest=digest.hexdigest(), size_bytes=size, is_executable=is_executable)
+    several = tuple(blocks) if size > BLOCK_BYTES else ()
+    return CodeFile(path=name, digest=digest.hexdigest(), size_bytes=size, is_executable=is_executable, blocks=several)

@@ -10,13 +10,15 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from multinode.decoding import decode_json
 from multinode.errors import JobError
-from multinode.job.job import LlamaFactoryJob, parse_assignment
+from multinode.job.job import TrainingJob, parse_assignment
+
+_Job = TypeVar("_Job")
 
 _MOST_STAGE = 3
 _BUCKET_ELEMENTS = 500_000_000
@@ -79,16 +81,16 @@ class DeepSpeedConfig(msgspec.Struct, frozen=True, kw_only=True):
     fixed: dict[str, int | float | bool] = {}
     names_train_batch_size: bool = False  # whether train_batch_size is set, even to `auto`
     offload_optimizer: str | None = None  # `cpu` or `nvme`; None without offload
-    offload_parameters: str | None = None  # likewise
+    offload_parameters: str | None = None  # `cpu` or `nvme`; None without offload
     # whether gradients are reduced during the backward pass; DeepSpeed's default is stage == 3
     overlap_comm: bool = False
     reduce_bucket_elements: int | None = _BUCKET_ELEMENTS  # elements per reduction; None leaves it to the Trainer
-    allgather_bucket_elements: int | None = _BUCKET_ELEMENTS  # elements per all-gather, likewise
+    allgather_bucket_elements: int | None = _BUCKET_ELEMENTS  # per all-gather; None: the Trainer's
     # whether stages 1 and 2 all-reduce a bucket although each worker needs only its part
     multi_rank_allreduce: bool = True
     # parameters that stage 3 prefetches; None leaves it to the Trainer
     prefetch_elements: int | None = _PREFETCH_ELEMENTS
-    # stage 3 keeps parameters up to this size whole on each worker, likewise
+    # stage 3 keeps parameters up to this size whole on each worker; None leaves it to the Trainer
     persistent_elements: int | None = _PERSISTENT_ELEMENTS
     reuse_elements: int = _REUSE_ELEMENTS  # stage 3 keeps a parameter that is reused within this many elements
     communication_bytes: int | None = None  # bytes per gradient element on the wire; None if the JSON does not say
@@ -176,11 +178,13 @@ def fixed_edits(config: DeepSpeedConfig, *, per_device_batch: int, accumulation:
     return tuple(f"{key}={value}" for key, value in wanted.items() if config.fixed.get(key, value) != value)
 
 
-def fit_batch(job: LlamaFactoryJob, workers: int) -> LlamaFactoryJob:
+def fit_batch(job: _Job, workers: int) -> _Job:
     """The job with the fixed batch sizes of its DeepSpeed JSON adapted to the YAML and the number of workers.
 
     Unchanged if the JSON fixes nothing, if there is no JSON, or if the YAML's own values cannot be read.
     """
+    if not isinstance(job, TrainingJob):
+        return job
     text = job.deepspeed_text
     config = parse_deepspeed(text)
     batch, accumulation = job.settings.per_device_train_batch_size, job.settings.gradient_accumulation_steps
@@ -230,7 +234,7 @@ def _parse_edit(text: str) -> DeepSpeedEdit:
             f"{_OPTION} {name}: not a JSON value", hint=f"use a number, text, true, false or null: {_OPTION} {name}=5"
         ) from None
     if path == _STAGE and (type(value) is not int or not 0 <= value <= _MOST_STAGE):
-        raise JobError(f"{_OPTION} {name}: {value!r} is not a ZeRO stage", hint="0, 1, 2 or 3")
+        raise JobError(f"{_OPTION} {name}: {json.dumps(value)} is not a ZeRO stage", hint="use 0, 1, 2 or 3")
     return DeepSpeedEdit(path=path, value=value)
 
 

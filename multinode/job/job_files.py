@@ -1,4 +1,4 @@
-"""The files of a job: reading its YAML, DeepSpeed JSON and change; its paths on the nodes' disks, by purpose."""
+"""The files of a job: reading its keys, DeepSpeed JSON and change; its paths on the nodes' disks, by purpose."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from msgspec import Meta
 
 from multinode.decoding import decode_json
 from multinode.errors import JobError, UsageError
+from multinode.job.frameworks.framework import frameworks_of_scripts, listed
 from multinode.job.job import (
-    COMMAND_LINE,
     Job,
-    LlamaFactoryJob,
     ScriptJob,
+    TrainingCommand,
+    TrainingJob,
+    is_setting,
     job_paths,
     named_paths,
     override_job,
     override_text,
     parse_flags,
-    parse_llamafactory,
     parse_overrides,
+    parse_training,
 )
 from multinode.levers.levers import NONE, LeverFields, Levers, read_levers
 from multinode.records.benchmark import Benchmark
@@ -39,9 +41,8 @@ if TYPE_CHECKING:
 _Job = TypeVar("_Job")
 
 _MODELS = ("model_name_or_path", "adapter_name_or_path")
-_DATASETS = ("dataset", "eval_dataset")
 _DATASET_DIR, _DATASET_LIST = "dataset_dir", "dataset_info.json"
-# What a training writes, and where it goes on from; the others of LLaMA-Factory's paths it only reads.
+# What a training writes, and where it goes on from; the others it only reads.
 _WRITTEN = ("output_dir", "resume_from_checkpoint", "logging_dir", "cache_dir", "tokenized_path")
 _READ = (
     *(*_MODELS, "ref_model", "ref_model_adapters", "reward_model", "reward_model_adapters", "media_dir"),
@@ -60,7 +61,7 @@ class JobFiles(msgspec.Struct, frozen=True, kw_only=True):
     program: str | None = None  # to be found on the PATH of every node
     output: str | None = None
     cache: str | None = None
-    compared: tuple[str, ...] = ()  # those of `needed` that must be equal on all nodes
+    compared: tuple[str, ...] = ()  # what of `needed` must be equal on all nodes
     datasets: tuple[str, ...] = ()  # names of the datasets in dataset_info.json
     model: str | None = None  # directory of the model; None if it comes from a hub
 
@@ -74,8 +75,8 @@ class JobFiles(msgspec.Struct, frozen=True, kw_only=True):
 def job_files(job: Job | Benchmark | None, code: CodeTree | None = None) -> JobFiles:
     """The files of a job but for those that are copied; none where there is no job, or none is known of."""
     files = JobFiles()
-    if isinstance(job, LlamaFactoryJob):
-        files = _llamafactory_files(job)
+    if isinstance(job, TrainingJob):
+        files = _training_files(job)
     elif isinstance(job, ScriptJob) and job.argv:
         files = _script_files(job)
     if code is None:
@@ -122,11 +123,11 @@ def _deepspeed_path(job: ScriptJob) -> str | None:
 
 def may_be_paths(job: Job | Benchmark | None) -> tuple[str, ...]:
     """What a job names that is a path where a node has it, and else the name of a model on a hub."""
-    return named_paths(job) if isinstance(job, LlamaFactoryJob) else ()
+    return named_paths(job) if isinstance(job, TrainingJob) else ()
 
 
-def outside_code(job: LlamaFactoryJob, code: CodeTree, cwd: str, there: Collection[str]) -> dict[str, str]:
-    """The keys whose relative paths mean the node's own directory and not the copy of the code, with absolute ones.
+def outside_code(job: TrainingJob, code: CodeTree, cwd: str, there: Collection[str]) -> dict[str, Any]:
+    """The arguments whose relative paths mean the node's own directory, not the copy of the code, with absolute ones.
 
     What is written does, so that no checkpoint is in the copy; what is read does if the copy lacks it.
 
@@ -136,17 +137,23 @@ def outside_code(job: LlamaFactoryJob, code: CodeTree, cwd: str, there: Collecti
     lacking = paths - _copied(paths, code)
 
     def place(key: str, path: str) -> str:
-        is_path = key in _WRITTEN or path in lacking
+        is_path = key in _WRITTEN or path.partition("#")[0] in lacking
         return f"{cwd.rstrip('/')}/{path}" if is_path and not path.startswith(("/", "~")) else path
 
     placed = {}
-    config = {_DATASET_DIR: job.settings.dataset_dir, **job.config} if "dataset" in job.config else job.config
-    for key in (*_WRITTEN, *_READ, _DATASET_DIR):
-        value = config.get(key)
+    config = job.arguments
+    if job.kind.dataset_paths(config):
+        config = {_DATASET_DIR: job.settings.dataset_dir, **config}
+    data = ("dataset", "eval_dataset") if job.kind.data(config) else ()
+    for key in (*_WRITTEN, *_READ, _DATASET_DIR, *data):
+        value: Any = config.get(key)
+        made: Any = None
         if isinstance(value, str) and value:
-            joined = ",".join(place(key, part.strip()) for part in value.split(","))
-            if joined != value:
-                placed[key] = joined
+            made = ",".join(place(key, part.strip()) for part in value.split(","))
+        elif isinstance(value, list):
+            made = [place(key, part) if isinstance(part, str) else part for part in value]
+        if made is not None and made != value:
+            placed[key] = made
     return placed
 
 
@@ -156,8 +163,9 @@ def require_copied(job: Job | Benchmark, code: CodeTree) -> None:
     Raises:
         UsageError: it would not be there.
     """
-    for path in job_files(job, code).needed if isinstance(job, ScriptJob) else ():
-        if not path.startswith(("/", "~")):
+    programs = _program_paths(job) if isinstance(job, TrainingJob) else ()
+    for path in job_files(job, code).needed:
+        if (isinstance(job, ScriptJob) or path in programs) and not path.startswith(("/", "~")):
             raise UsageError(
                 f"--copy-code: {path} is not among the copied files of {code.source}, where the job runs",
                 hint="check whether git ignores it: git status --ignored",
@@ -170,26 +178,27 @@ def _copied(paths: Collection[str], code: CodeTree) -> set[str]:
     return {path for path in paths if code.holds(lists[path] if lists[path] in paths else path)}
 
 
-def _llamafactory_files(job: LlamaFactoryJob) -> JobFiles:
-    needed = job_paths(job)
-    models = [path for key in _MODELS for path in _names(job.config.get(key)) if path in needed]
-    folder = job.settings.dataset_dir
+def _training_files(job: TrainingJob) -> JobFiles:
+    needed, given = (*_program_paths(job), *job_paths(job)), job.arguments
+    models = [path for key in _MODELS for path in listed(given.get(key)) if path in needed]
+    folder = given.get(_DATASET_DIR, job.settings.dataset_dir)
     # Synthetic data travel with the plan and are prepared in the run's directory.
-    keys = _DATASETS if job.synthetic is None else ()
-    datasets = [name for key in keys for name in _names(job.config.get(key))]
+    has_data = job.synthetic is None and bool(listed(given.get("dataset")))
+    datasets = job.kind.datasets(given) if job.synthetic is None else ()
+    output = _text(given.get("output_dir"))
     return JobFiles(
         needed=needed,
-        output=_text(job.config.get("output_dir")),
-        cache=_text(job.config.get("cache_dir")) or (_CACHE if datasets else None),
-        compared=tuple(dict.fromkeys([*models, *([folder] if folder in needed else [])])),
+        named=tuple(path for path in job.local_paths if path not in (*needed, output)),
+        output=output,
+        cache=_text(given.get("cache_dir")) or (_CACHE if has_data else None),
+        compared=tuple(dict.fromkeys([*_program_paths(job), *models, *([folder] if folder in needed else [])])),
         datasets=tuple(dict.fromkeys(datasets)),
-        model=models[0] if models and models[0] == job.config.get(_MODELS[0]) else None,
+        model=models[0] if models and models[0] == given.get(_MODELS[0]) else None,
     )
 
 
-def _names(value: object) -> list[str]:
-    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else []
-    return [part.strip() for part in parts if isinstance(part, str) and part.strip()]
+def _program_paths(job: TrainingJob) -> tuple[str, ...]:
+    return tuple(word for word in job.program[:1] if "/" in word or word.endswith(".py"))
 
 
 def _text(value: object) -> str | None:
@@ -205,43 +214,85 @@ def load_job(
     overrides: tuple[str, ...] = (),
     deepspeed_edits: tuple[DeepSpeedEdit, ...] = (),
     text: str | None = None,
-) -> LlamaFactoryJob:
-    """A LLaMA-Factory job, with the edited DeepSpeed JSON that travels with it; the user's file is unchanged.
+    *,
+    like: TrainingCommand | None = None,
+) -> TrainingJob:
+    """A training, with the edited DeepSpeed JSON that travels with it; the user's file is unchanged.
 
     Args:
         path: the YAML.
         overrides: `KEY=VALUE` of it.
         deepspeed_edits: of its DeepSpeed JSON.
         text: its content, if it has been read; None reads the file.
+        like: the command that starts it; None recognises the framework by the keys.
 
     Raises:
         UsageError: a file cannot be read.
         JobError: a file is invalid, or there is no JSON to edit.
     """
     if text is None:
-        text = read_text(path, "the job", "give a LLaMA-Factory YAML; your own script goes after --")
-    job = parse_llamafactory(text, str(path), overrides)
+        text = read_text(path, "the job", "give the YAML of a training; your own script goes after --")
+    like = like or TrainingCommand()
+    job = parse_training(text, str(path), overrides, like=like)
+    if like.framework is None and not job.kind.says_verb:
+        command = f"multinode launch -- {job.kind.command(job.kind.verbs[0], str(path))}"
+        others = ", ".join(job.kind.verbs[1:])
+        raise JobError(f"{path} does not say what {job.kind.title} trains", hint=f"{command}; or {others}")
     local = tuple(named for named in named_paths(job) if exists(Path(named)))
+    if like.program:
+        words = (word for value in job.config.values() for word in listed(value))
+        local += tuple(word for word in words if word not in local and _is_named_path(word))
     return _with_deepspeed(msgspec.structs.replace(job, local_paths=local), path, deepspeed_edits)
 
 
-def load_flags(
-    words: tuple[str, ...], overrides: tuple[str, ...] = (), deepspeed_edits: tuple[DeepSpeedEdit, ...] = ()
-) -> LlamaFactoryJob:
-    """A LLaMA-Factory job whose arguments are the options of a command line."""
-    from multinode.strict_yaml import dump_yaml
+def load_command(
+    like: TrainingCommand, overrides: tuple[str, ...] = (), deepspeed_edits: tuple[DeepSpeedEdit, ...] = ()
+) -> TrainingJob:
+    """The training of a command, whose keys are in a file, in options, or in both; options win."""
+    wrong = next((key for key in parse_flags(like.flags, like.name) if not is_setting(f"{key}=")), None)
+    if wrong is not None:
+        raise JobError(f"--{wrong} of {like.name} is not a key", hint="write it into the file")
+    if like.config is None:
+        return load_job(Path(like.name), overrides, deepspeed_edits, "", like=like)
+    return load_job(Path(like.config), overrides, deepspeed_edits, like=like)
 
-    return load_job(Path(COMMAND_LINE), overrides, deepspeed_edits, dump_yaml(parse_flags(words)))
 
-
-def load_script(script: ScriptJob) -> ScriptJob:
+def load_script(
+    script: ScriptJob, overrides: tuple[str, ...] = (), deepspeed_edits: tuple[DeepSpeedEdit, ...] = ()
+) -> Job:
     """A script, with the DeepSpeed JSON that its options name, and those of its arguments that are paths here.
 
-    Its files stay where they are.
+    Its files stay where they are. One whose options are the keys of a framework is a training of that.
+
+    Raises:
+        UsageError: it has no keys that could be changed.
     """
+    trained = _trained_by_script(script)
+    if trained is not None:
+        return load_command(trained, overrides, deepspeed_edits)
+    if overrides or deepspeed_edits:
+        option = "--set" if overrides else "--deepspeed-set"
+        raise UsageError(f"{option} changes a YAML job; this is a script", hint="give the script its own arguments")
     values = (word.partition("=")[2] if word.startswith("-") else word for word in script.argv[1:])
     local = tuple(dict.fromkeys(value for value in values if _is_named_path(value)))
     return _with_named_json(msgspec.structs.replace(script, local_paths=local), _deepspeed_path(script))
+
+
+def _trained_by_script(script: ScriptJob) -> TrainingCommand | None:
+    """The training of a script on this disk whose options are the keys of a framework; None if they are not."""
+    program, *words = script.argv or ("",)
+    if script.form != "script" or not program.endswith(".py") or not (words and words[0].startswith("--")):
+        return None
+    try:
+        text = Path(program).read_text(errors="replace")
+    except OSError:
+        return None
+    kind = next((kind for kind in frameworks_of_scripts() if kind.reads(text)), None)
+    if kind is None:
+        return None
+    return TrainingCommand(
+        framework=kind.name, program=(program,), options=script.options, flags=tuple(words), name=program
+    )
 
 
 def _is_named_path(text: str) -> bool:
@@ -257,8 +308,8 @@ def with_accelerate_json(job: Job, accelerate: Mapping[str, Any]) -> Job:
 
 
 def with_sharding(job: _Job, engine: Engine | None) -> _Job:
-    """The job with the FSDP settings of accelerate's configuration added, in the Trainer's keys. For reading only."""
-    if engine is None or engine.accelerate.get("distributed_type") != "FSDP":
+    """The job with the sharding of accelerate's configuration added, in the Trainer's keys. For reading only."""
+    if engine is None or not engine.accelerate:
         return job
     from multinode.job.engines.accelerate import with_accelerate
 
@@ -273,13 +324,17 @@ def _with_named_json(job: ScriptJob, named: object) -> ScriptJob:
     return msgspec.structs.replace(job, deepspeed_text=text)
 
 
-def _with_deepspeed(job: LlamaFactoryJob, path: Path, edits: tuple[DeepSpeedEdit, ...]) -> LlamaFactoryJob:
-    named = job.config.get("deepspeed")
+def _with_deepspeed(job: TrainingJob, path: Path, edits: tuple[DeepSpeedEdit, ...]) -> TrainingJob:
+    named = job.arguments.get("deepspeed")
     if not isinstance(named, str):
         if edits:
             raise _nothing_to_edit(path, written_out=named is not None)
         return job
-    path_text, text = _read_deepspeed(named, path)
+    own = job.kind.deepspeed_text(named)
+    if own is None and job.program and not edits and not any(map(exists, (Path(named), path.parent / named))):
+        # As a script's own, it may be on the nodes alone.
+        return job
+    path_text, text = (Path(named), own) if own is not None else _read_deepspeed(named, path)
     if not edits:
         return msgspec.structs.replace(job, deepspeed_text=text)
     from multinode.job.deepspeed import diff_deepspeed, edit_deepspeed
@@ -303,7 +358,7 @@ def _nothing_to_edit(path: Path, *, written_out: bool) -> JobError:
 
 
 def _read_deepspeed(named: str, path: Path) -> tuple[Path, str]:
-    """The JSON named by `deepspeed:`, relative to the working directory, as in LLaMA-Factory, or to the YAML."""
+    """The JSON named by `deepspeed:`, relative to the working directory, as its framework does, or to the YAML."""
     candidates = [Path(named), path.parent / named]
     chosen = next((candidate for candidate in candidates if exists(candidate)), candidates[0])
     hint = f"`deepspeed:` in {path} names it; multinode looks for it here, then next to {path}"
@@ -361,7 +416,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def changed_job(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:
+def changed_job(job: TrainingJob, change: Change) -> TrainingJob:
     """The job with the settings of a change.
 
     Raises:
@@ -371,7 +426,7 @@ def changed_job(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:
     from multinode.job.deepspeed import edit_deepspeed, parse_deepspeed_edits
 
     changed = override_job(job, parse_overrides(change.overrides))
-    if changed.config.get("deepspeed") is None:
+    if changed.arguments.get("deepspeed") is None:
         return msgspec.structs.replace(changed, deepspeed_text=None, deepspeed_diff=None)
     if not change.deepspeed:
         return changed

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job is laid out over the nodes and started.
+    """How a job is distributed over the nodes and started.
 
     Attributes:
-        workers_per_node: None takes each node's slots.
-        master_port: of the rendezvous, on node 0; None takes a free one derived from the run id.
-        observation: what is recorded of the run.
-        levers: what changes the training itself.
+        workers_per_node: number of workers on each node. None: the slots of each node.
+        master_port: rendezvous port on node 0. None: a free port, derived from the run id.
+        observation: what to record during the run.
+        levers: options that change the training itself.
         environment: variables and setup commands of the job.
         agent: path of the agent on a node, relative to the home directory; set for benchmarks.
-        engine: what starts the workers; None takes the job's default.
-        code: files that are copied to every node, in which the job runs there; None runs it in the node's directory.
-        command: the command line that asks for it, kept with the run; None without one.
+        engine: the launcher that starts the workers. None: the default of the job.
+        code: files to copy to every node, where the job then runs. None: the job runs in the node's own directory.
+        command: command line of the launch, stored with the run. None: there is none.
     """
 
     workers_per_node: int | None = None

@@ -71,7 +71,7 @@ USE_ENV = OptionMeaning("own")
 USE_CPU = OptionMeaning("own", configures={"use_cpu": True})
 USE_DEEPSPEED = OptionMeaning("own", configures={"distributed_type": "DEEPSPEED"})
 SETUP = OptionMeaning("refused", "use --setup 'source SCRIPT'")
-UNSUPPORTED = OptionMeaning("refused", "leave it out")
+UNSUPPORTED = OptionMeaning("refused", "remove it")
 
 
 class Option(NamedTuple):
@@ -88,11 +88,14 @@ class Launcher(NamedTuple):
         engine: the engine.
         options: its options by name, without leading dashes and with `-` between words.
         passes_local_rank: whether scripts get `--local-rank=N`, unless `--use-env` is given.
+        is_program: whether it starts no other program: its options may stand anywhere, and those that the table lacks
+            are its own.
     """
 
     engine: str
     options: Mapping[str, Option]
     passes_local_rank: bool = False
+    is_program: bool = False
 
 
 def _options(names: dict[OptionMeaning, str]) -> dict[str, Option]:
@@ -159,7 +162,7 @@ _ACCELERATE = _options(
         "aws-secret-access-key=",
     }
 )
-# Of the program `deepspeed`; OWN are those that DeepSpeed's launcher of one node, which the engine starts, has as well.
+# Options of the program `deepspeed`; OWN: DeepSpeed's launcher of one node, which the engine starts, has them too.
 _DEEPSPEED = _options(
     {
         NODES: "num-nodes=",
@@ -178,15 +181,15 @@ _DEEPSPEED = _options(
         UNSUPPORTED: "autotuning= save-pid",
     }
 )
+# Of servers, those that place them (vLLM 0.12, SGLang 0.5).
+_VLLM = _options({NODES: "nnodes= n=", RANK: "node-rank= r= headless", ADDRESS: "master-addr=", PORT: "master-port="})
+_SGLANG = _options({NODES: "nnodes=", RANK: "node-rank=", ADDRESS: "dist-init-addr= nccl-init-addr="})
 # Of mpirun, horovodrun and the like, which are refused; named for whoever gives them to multinode itself.
 _MPI = _options({HOSTS: "host= machinefile=", PROCESSES: "np= n="})
 
 _TORCHRUN_LAUNCHER = Launcher("torchrun", _TORCHRUN)
 _ACCELERATE_LAUNCHER = Launcher("accelerate", _ACCELERATE)
 _DEEPSPEED_LAUNCHER = Launcher("deepspeed", _DEEPSPEED)
-# Its arguments are those of the training.
-_LLAMAFACTORY = Launcher("llamafactory", {})
-
 LAUNCHERS = {
     "torchrun": _TORCHRUN_LAUNCHER,
     "python -m torch.distributed.run": _TORCHRUN_LAUNCHER,
@@ -200,9 +203,8 @@ LAUNCHERS = {
     "deepspeed": _DEEPSPEED_LAUNCHER,
     "ds": _DEEPSPEED_LAUNCHER,
     "python -m deepspeed.launcher.runner": _DEEPSPEED_LAUNCHER,
-    "llamafactory-cli train": _LLAMAFACTORY,
-    "lmf train": _LLAMAFACTORY,
-    "python -m llamafactory.cli train": _LLAMAFACTORY,
+    "vllm serve": Launcher("serve", _VLLM, is_program=True),
+    "python -m sglang.launch_server": Launcher("serve", _SGLANG, is_program=True),
 }
 """By the words with which a command starts it."""
 
@@ -216,7 +218,7 @@ class NotStarted(NamedTuple):
     Attributes:
         why: the reason.
         line: the arguments of a verb of multinode that do work: `{program}` is the training behind it, `{command}` all
-            that was typed, `{verb}` the word behind the program and `{rest}` what follows it. Empty if none does.
+            that was typed. Empty if none does.
         option: options of the verb to add before `--`.
     """
 
@@ -226,8 +228,8 @@ class NotStarted(NamedTuple):
 
 
 _STARTS_THEM = "multinode starts the workers itself, on every node of the hostfile"
-_NO_TRAINING = "it is no training; run it on one machine, without multinode"
-_ELSEWHERE = "multinode starts no containers: give it nodes that run in them, with their own sshd"
+NO_TRAINING = "it does not train a model; run it on one machine, without multinode"
+_ELSEWHERE = "multinode starts no containers; list nodes that run inside them, each with its own sshd"
 _ENVIRONMENT = "the environment of the nodes is chosen with --setup, or with python= in the hostfile"
 
 NOT_STARTED = {
@@ -237,17 +239,10 @@ NOT_STARTED = {
     **dict.fromkeys(("docker", "podman", "nerdctl", "singularity", "apptainer", "enroot"), NotStarted(_ELSEWHERE)),
     "sudo": NotStarted("the job runs as the user of the SSH connection: set user= in the hostfile"),
     "poetry": NotStarted(_ENVIRONMENT, option="--setup 'eval \"$(poetry env activate)\"'"),
-    "numactl": NotStarted("it would bind the launcher of each node, and not its workers; torchrun has --numa-binding"),
-    "accelerate": NotStarted(_NO_TRAINING, ""),
-    "llamafactory-cli": NotStarted(_NO_TRAINING, ""),
-    "lmf": NotStarted(_NO_TRAINING, ""),
-    "swift": NotStarted("its command line starts torchrun itself", "-- -m swift.cli.{verb} {rest}"),
-    "axolotl": NotStarted(
-        "its command line starts accelerate itself", "--engine accelerate -- -m axolotl.cli.{verb} {rest}"
+    "numactl": NotStarted(
+        "it would bind the launcher of each node instead of its workers; torchrun has --numa-binding"
     ),
-    "trl": NotStarted(
-        "its command line starts accelerate itself", "--engine accelerate -- -m trl.scripts.{verb} {rest}"
-    ),
+    "accelerate": NotStarted(NO_TRAINING, ""),
 }
 """By the name of the program."""
 

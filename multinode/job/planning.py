@@ -16,7 +16,7 @@ from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
 from multinode.job.engines.engine import OF_SCRIPT, Engine, choose_engine
 from multinode.job.engines.place import JOB_FILE
-from multinode.job.job import Job, LlamaFactoryJob, argument_keys, describe_job, render_job
+from multinode.job.job import Job, TrainingJob, argument_keys, change_arguments, describe_job, render_job
 from multinode.job.job_files import outside_code, require_copied
 from multinode.job.launch_options import LaunchOptions
 from multinode.levers.lever import Workers
@@ -54,7 +54,7 @@ _OUTPUT = "output"
 
 
 def argument_names(job: Job | Benchmark | None, cluster: Cluster, options: LaunchOptions) -> tuple[str, ...]:
-    """Arguments to look up in the nodes' LLaMA-Factory; a setup command may select another installation."""
+    """Keys to look up in the framework on the nodes; a setup command may select another installation."""
     if options.environment.prelude is not None:
         return ()
     names = (name for node in cluster.nodes for name in node.env)
@@ -116,7 +116,9 @@ def plan_launch(
         run_id=run_id,
         engine=engine.name,
         job=describe_benchmark(job) if isinstance(job, Benchmark) else describe_job(job),
-        config_path=job.config_path if isinstance(job, LlamaFactoryJob) else "",
+        framework=job.framework if isinstance(job, TrainingJob) else "",
+        verb=job.verb if isinstance(job, TrainingJob) else "",
+        config_path=job.config_path if isinstance(job, TrainingJob) else "",
         rendezvous=rendezvous,
         observation=_observation(options.observation, nodes),
         levers=options.levers,
@@ -208,12 +210,11 @@ def _slots(node: Node, facts: NodeFacts | None) -> int:
 
 
 def _workers_of_levers(job: Job, cluster: Cluster, counts: Sequence[int]) -> Workers:
-    settings = job.settings if isinstance(job, LlamaFactoryJob) else None
     return Workers(
         nodes=tuple(node.name for node in cluster.nodes),
         counts=tuple(counts),
-        batch=settings.per_device_train_batch_size if settings is not None else None,
-        accumulation=settings.gradient_accumulation_steps if settings is not None else None,
+        batch=job.settings.per_device_train_batch_size,
+        accumulation=job.settings.gradient_accumulation_steps,
     )
 
 
@@ -253,25 +254,26 @@ def _plan_node(
     rendezvous: Rendezvous, place: Place, job: Job | Benchmark, options: LaunchOptions, facts: NodeFacts | None
 ) -> NodePlan:
     """The plan of one node; `options` are its own."""
-    engine, command = _engine(job, options), _command(rendezvous, place, job, options)
     there = {path.path for path in facts.paths if path.kind in {"file", "directory"}} if facts else set[str]()
-    outside = {}
-    if options.code is not None and isinstance(job, LlamaFactoryJob):
-        outside = outside_code(job, options.code, place.cwd or "~", there)
+    if isinstance(job, TrainingJob):
+        outside = outside_code(job, options.code, place.cwd or "~", there) if options.code is not None else {}
+        job = _placed(job, place, outside)
+    engine, command = _engine(job, options), _command(rendezvous, place, job, options)
     if options.observation.nccl_inspector:
         from multinode.job.nccl_inspector import inspector_environment
 
         given = options.environment.env
         command = msgspec.structs.replace(command, env=inspector_environment(place, given, facts) | command.env)
     visible = command.env.get(accelerator_named(place.accelerator).visible[0])
-    files = _job_files(job, place, outside, rendezvous.world_size) + engine.files(rendezvous, place)
+    files = _job_files(job, rendezvous.world_size) + engine.files(rendezvous, place)
     return NodePlan(
         place=place,
         gpus=_gpu_ids(visible, place.nproc, facts),
         command=command,
         files=tuple(_with_care(file) for file in files),
         assumed=_assumed(place, engine, options, facts),
-        output_cwd=place.cwd if options.code is not None and isinstance(job, LlamaFactoryJob) else None,
+        serves=engine.kind.serves(place, job) if not isinstance(job, Benchmark) else None,
+        output_cwd=place.cwd if options.code is not None and isinstance(job, TrainingJob) else None,
     )
 
 
@@ -326,32 +328,44 @@ def _command(rendezvous: Rendezvous, place: Place, job: Job | Benchmark, options
 
         command, cwd = benchmark_command(rendezvous, place, job, options.agent, env), None
     else:
-        if isinstance(job, LlamaFactoryJob) and job.synthetic is not None:
+        if isinstance(job, TrainingJob) and job.synthetic is not None:
             from multinode.job.synthetic import synthetic_environment
 
             env = synthetic_environment(place.run_dir) | env
+        if isinstance(job, TrainingJob):
+            env = job.kind.variables(job.config) | env
         command = _engine(job, options).command(rendezvous, place, job, env)
     return msgspec.structs.replace(command, cwd=cwd, forwarded=environment.forwarded, prelude=environment.prelude)
 
 
-def _job_files(job: Job | Benchmark, place: Place, outside: dict[str, str], world_size: int) -> tuple[PlanFile, ...]:
-    """The YAML and what it names that travels with it, which then is named by its place on the node, as its output.
+def _placed(job: TrainingJob, place: Place, outside: dict[str, str]) -> TrainingJob:
+    """The job as it runs on a node: what travels with it is named by its place there, as its output is.
 
-    `outside` has the keys of what is not in the copy that the job runs in.
+    `outside` has the arguments of what is not in the copy that the job runs in.
     """
-    if not isinstance(job, LlamaFactoryJob):
-        return ()
-    run_dir, deepspeed = place.run_dir, job.deepspeed_text
-    paths = outside | ({} if deepspeed is None else {"deepspeed": f"{run_dir}/{_DEEPSPEED_FILE}"})
-    paths |= {} if job.keeps_output else {"output_dir": f"{run_dir}/{_OUTPUT}"}
-    data: tuple[PlanFile, ...] = ()
+    paths = dict(outside)
+    if job.deepspeed_text is not None:
+        paths["deepspeed"] = f"{place.run_dir}/{_DEEPSPEED_FILE}"
+    if not job.keeps_output:
+        paths["output_dir"] = f"{place.run_dir}/{_OUTPUT}"
     if job.synthetic is not None:
-        from multinode.job.synthetic import synthetic_files, synthetic_paths
+        from multinode.job.synthetic import synthetic_paths
 
-        paths |= synthetic_paths(run_dir)
+        paths |= synthetic_paths(place.run_dir)
+    return change_arguments(job, paths)
+
+
+def _job_files(job: Job | Benchmark, world_size: int) -> tuple[PlanFile, ...]:
+    """The keys of a training, and what they name that travels with them."""
+    if not isinstance(job, TrainingJob):
+        return ()
+    deepspeed, data = job.deepspeed_text, tuple[PlanFile, ...]()
+    if job.synthetic is not None:
+        from multinode.job.synthetic import synthetic_files
+
         data = synthetic_files(job, job.synthetic, world_size)
     return (
-        PlanFile(path=JOB_FILE, text=render_job(job, paths)),
+        PlanFile(path=JOB_FILE, text=render_job(job)),
         *([] if deepspeed is None else [PlanFile(path=_DEEPSPEED_FILE, text=deepspeed)]),
         *data,
     )
@@ -374,7 +388,7 @@ def _assumed(place: Place, engine: Engine, options: LaunchOptions, facts: NodeFa
         if PLUGIN not in options.environment.env:
             assumed.append(f"{PLUGIN}: only the plugin's name; a launch finds its path on the node")
     if place.python is None and options.environment.prelude is not None:
-        assumed.append("python: python3 on the PATH that the setup leaves; its packages are not checked")
+        assumed.append("python: python3 on the PATH after the setup; its packages are not checked")
     elif place.python is None and facts is None:
         assumed.append("python: .venv/bin/python, else python3 on PATH; set python= in the hostfile to choose")
     if facts is None and engine.kind.assumed is not None:

@@ -16,7 +16,8 @@ from multinode.cluster.cluster import Cluster
 from multinode.decoding import decode_json
 from multinode.errors import UsageError
 from multinode.job.engines.engine import Engine
-from multinode.job.job import PLAIN_STAGES, Job, LlamaFactoryJob
+from multinode.job.job import Job, ScriptJob, set_options
+from multinode.job.settings import PLAIN_STAGES, is_true
 from multinode.levers.lever import Lever, Need, Quality
 
 if TYPE_CHECKING:
@@ -40,20 +41,18 @@ def node_groups_of(job: Job, accelerate: Mapping[str, Any], env: Mapping[str, st
     """
     if env.get(_SHARDING_VARIABLE, "").upper() in _HYBRID:
         return f"{_SHARDING_VARIABLE}={env[_SHARDING_VARIABLE]}"
-    if isinstance(job, LlamaFactoryJob):
-        return _of_llamafactory(job)
-    return _of_options(job.argv) or _of_deepspeed(job.deepspeed_text) or _of_accelerate(accelerate)
+    own = _of_options(job.argv) if isinstance(job, ScriptJob) else _of_arguments(job.arguments)
+    return own or _of_deepspeed(job.deepspeed_text) or _of_accelerate(accelerate)
 
 
-def _of_llamafactory(job: LlamaFactoryJob) -> str | None:
-    config = job.config
+def _of_arguments(config: Mapping[str, Any]) -> str | None:
     fsdp = config.get("fsdp")
     if isinstance(fsdp, str) and _HYBRID & set(fsdp.upper().split()):
         return f"fsdp: {fsdp}"
     sharding = _group(config, "fsdp_config").get("sharding_strategy")
     if str(sharding).upper() in _HYBRID:
         return f"fsdp_config: sharding_strategy: {sharding}"
-    return _group_size(config) or _of_deepspeed(job.deepspeed_text)
+    return _group_size(config)
 
 
 def _of_options(argv: Sequence[str]) -> str | None:
@@ -117,23 +116,17 @@ def refuse_options(options: LaunchOptions, job: Job, engine: Engine) -> None:
     for lever in options.levers:
         for need in lever.needs:
             if need.quality == "instrumentation":
-                _require_instrumentation(lever.option, options, need.hint or None)
+                _require_instrumentation(lever.option, options, need.hint)
             elif need.quality == "ddp":
-                _require_ddp(lever, need, gradient_sender(job, engine))
+                _require_ddp(lever, need, _no_ddp(job, engine))
             else:
                 _require(lever, need, _LACKS[need.quality](job, engine))
 
 
-def _require_instrumentation(option: str, options: LaunchOptions, hint: str | None = None) -> None:
+def _require_instrumentation(option: str, options: LaunchOptions, hint: str = "") -> None:
     if not options.observation.profile:
-        raise UsageError(f"{option} needs the instrumentation, which --no-profile disables", hint=hint)
-
-
-def _require_ddp(lever: Lever, need: Need, sender: str | None) -> None:
-    if sender is not None:
         raise UsageError(
-            f"{lever.option} works with DDP only; this job uses {sender}{need.why}",
-            hint=f"{need.hint}train with DDP: --set deepspeed=null, --set fsdp=null",
+            f"{option} needs the instrumentation, which --no-profile disables", hint=hint or "remove --no-profile"
         )
 
 
@@ -142,40 +135,47 @@ class _Lack(NamedTuple):
     hint: str  # one that has the quality
 
 
+def _require_ddp(lever: Lever, need: Need, lack: _Lack | None) -> None:
+    if lack is not None:
+        raise UsageError(
+            f"{lever.option} works with DDP only; this job uses {lack.found}{need.why}",
+            hint=f"{need.hint}train with DDP: {lack.hint}",
+        )
+
+
 def _require(lever: Lever, need: Need, lack: _Lack | None) -> None:
     if lack is not None:
         raise UsageError(f"{lever.option}: {need.why.format(found=lack.found)}", hint=f"{need.hint}{lack.hint}")
 
 
 def _loss_scaling(job: Job, engine: Engine) -> _Lack | None:
-    if isinstance(job, LlamaFactoryJob) and job.config.get("fp16") is True:
-        return _Lack("fp16: true", "bf16: true")
+    if is_true(job.arguments.get("fp16")):
+        return _Lack("fp16: true", f"use {set_options(job, fp16=False, bf16=True)}")
     if engine.accelerate.get("mixed_precision") == "fp16":
-        return _Lack("mixed_precision: fp16", "mixed_precision: bf16")
+        return _Lack("mixed_precision: fp16", "set mixed_precision: bf16 in accelerate's configuration")
     return None
 
 
 def _no_optimizer_step(job: Job, _: Engine) -> _Lack | None:
-    config = job.config if isinstance(job, LlamaFactoryJob) else {}
+    config = job.arguments
     optim = str(config.get("optim") or "")
-    layered = [name for name in ("galore_layerwise", "apollo_layerwise", "use_badam") if config.get(name) is True]
+    layered = [name for name in ("galore_layerwise", "apollo_layerwise", "use_badam") if is_true(config.get(name))]
     if layered or "lomo" in optim or "layerwise" in optim:
-        return _Lack(layered[0] if layered else optim, "another optimizer")
+        return _Lack(layered[0] if layered else optim, "use another optimizer")
     return None
 
 
 def _iterable_dataset(job: Job, _: Engine) -> _Lack | None:
-    is_streamed = isinstance(job, LlamaFactoryJob) and job.config.get("streaming") is True
-    return _Lack("streaming: true", "streaming: false") if is_streamed else None
+    if not is_true(job.arguments.get("streaming")):
+        return None
+    return _Lack(f"{job.own_name('streaming')}: true", f"use {set_options(job, streaming=False)}")
 
 
 def _loss_of_its_own(job: Job, _: Engine) -> _Lack | None:
-    if not isinstance(job, LlamaFactoryJob):
-        return None
-    if job.config.get("use_asft_loss") is True:
-        return _Lack("use_asft_loss", "stage: sft or pt")
+    if is_true(job.arguments.get("use_asft_loss")):
+        return _Lack("use_asft_loss", f"use {set_options(job, use_asft_loss=False)}")
     stage = job.settings.stage
-    return None if stage in PLAIN_STAGES else _Lack(f"stage: {stage}", "stage: sft or pt")
+    return None if stage is None or stage in PLAIN_STAGES else _Lack(f"stage: {stage}", "use stage: sft or pt")
 
 
 _LACKS: Mapping[Quality, Callable[[Job, Engine], _Lack | None]] = {
@@ -210,10 +210,15 @@ _NOT_DDP = frozenset({"DEEPSPEED", "FSDP", "MEGATRON_LM"})
 
 def gradient_sender(job: Job, engine: Engine) -> str | None:
     """What sends the gradients instead of DDP, by the job's own files; None if they name nothing."""
-    if isinstance(job, LlamaFactoryJob):
-        if job.config.get("deepspeed"):
-            return "DeepSpeed"
-        if job.config.get("fsdp"):
-            return "FSDP"
+    lack = _no_ddp(job, engine)
+    return lack.found if lack is not None else None
+
+
+def _no_ddp(job: Job, engine: Engine) -> _Lack | None:
+    for key, name in (("deepspeed", "DeepSpeed"), ("fsdp", "FSDP")):
+        if job.arguments.get(key):
+            return _Lack(name, set_options(job, **{key: None}))
     kind = engine.accelerate.get("distributed_type")
-    return f"accelerate with {kind}" if kind in _NOT_DDP else None
+    if kind in _NOT_DDP:
+        return _Lack(f"accelerate with {kind}", "set distributed_type: MULTI_GPU in accelerate's configuration")
+    return None

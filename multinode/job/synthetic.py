@@ -12,7 +12,8 @@ from math import ceil
 import msgspec
 
 from multinode.errors import JobError, UsageError
-from multinode.job.job import PLAIN_STAGES, Job, LlamaFactoryJob, Synthetic, benchmark_job, override_job
+from multinode.job.job import Job, Synthetic, TrainingJob, benchmark_job, override_job
+from multinode.job.settings import PLAIN_STAGES
 from multinode.records.plan import PlanFile
 
 DATASET = "synthetic"
@@ -48,8 +49,8 @@ _BESIDES = (
 # Keys of stage sft that change its computation.
 _SFT_ONLY = ("use_asft_loss", "use_dft_loss", "use_eaft_loss", "use_hyper_parallel")
 
-# A word is at least one token unless the tokenizer merges words; the margin is for those. More than 1.6 tokens per word
-# make two samples of a row, which does no harm.
+# A word is at least one token unless the tokenizer merges words, which the margin allows for. More than 1.6 tokens per
+# word make two samples of a row, which does no harm.
 _WORDS_A_TOKEN = 1.25
 _LONGEST_LINE = 512
 _LINES = 16
@@ -68,27 +69,28 @@ _VOCABULARY = (
 _MULTIPLIER, _INCREMENT, _MODULUS = 1664525, 1013904223, 1 << 32
 
 
-def with_synthetic(job: Job, *, rows: int | None = None) -> LlamaFactoryJob:
-    """Copy of the training on synthetic data: no evaluation, and no output is touched.
+def with_synthetic(job: Job, *, rows: int | None = None) -> TrainingJob:
+    """Copy the training job, with synthetic data, without evaluation, and without writing its output.
 
-    Apply it last: later changes are not checked again.
+    Call it last: later changes are not checked again.
 
-    `rows` is the minimum number of samples; None makes as many as `max_steps` needs for the plan's workers.
+    `rows` is the minimum number of samples. None: as many as `max_steps` needs for the workers of the plan.
 
     Raises:
         UsageError: the job is a script, which reads its own data.
-        JobError: another stage, an invalid cutoff_len, data named by `--set`, or no `max_steps`.
+        JobError: the stage is not supported, cutoff_len is invalid, `--set` names data, or `max_steps` is missing.
     """
-    if not isinstance(job, LlamaFactoryJob):
+    if not isinstance(job, TrainingJob) or not job.kind.makes_data:
+        what = f"a {job.kind.title} training" if isinstance(job, TrainingJob) else "a script"
         raise UsageError(
-            "--synthetic generates data for a LLaMA-Factory YAML; this is a script",
-            hint="give the script its own arguments",
+            f"--synthetic generates data for a LLaMA-Factory YAML; this is {what}",
+            hint="give the script its own arguments" if what == "a script" else "give it a small dataset of its own",
         )
     _refuse(job)
     if rows is None and _steps(job) == 0:
         raise JobError(
             f"{job.config_path}: synthetic data have no epochs, and max_steps is not set",
-            hint="--set max_steps=50",
+            hint="use --set max_steps=50",
         )
     kept = {key: value for key, value in job.config.items() if key not in {*_DATA, *_BESIDES}}
     dropped = [key for key in job.config if key not in kept]
@@ -99,7 +101,7 @@ def with_synthetic(job: Job, *, rows: int | None = None) -> LlamaFactoryJob:
     )
 
 
-def synthetic_files(job: LlamaFactoryJob, data: Synthetic, workers: int) -> tuple[PlanFile, ...]:
+def synthetic_files(job: TrainingJob, data: Synthetic, workers: int) -> tuple[PlanFile, ...]:
     """The lines and their dataset_info.json."""
     length = _length(job)
     lines = _lines_a_row(length)
@@ -124,7 +126,7 @@ def synthetic_environment(run_dir: str) -> dict[str, str]:
     return {"HF_DATASETS_CACHE": f"{run_dir}/{_FOLDER}/cache"}
 
 
-def _refuse(job: LlamaFactoryJob) -> None:
+def _refuse(job: TrainingJob) -> None:
     stage = job.config.get("stage", job.settings.stage)
     if job.settings.stage not in PLAIN_STAGES:
         raise JobError(
@@ -143,17 +145,17 @@ def _refuse(job: LlamaFactoryJob) -> None:
     _length(job)
 
 
-def _length(job: LlamaFactoryJob) -> int:
+def _length(job: TrainingJob) -> int:
     length = job.settings.cutoff_len
     if length is None:
         raise JobError(
-            f"{job.config_path}: cutoff_len: {job.config['cutoff_len']} is not a number of tokens",
-            hint="--set cutoff_len=2048",
+            f"{job.config_path}: cutoff_len: {json.dumps(job.config['cutoff_len'])} is not a number of tokens",
+            hint="use --set cutoff_len=2048",
         )
     return length
 
 
-def _rows(job: LlamaFactoryJob, data: Synthetic, workers: int) -> int:
+def _rows(job: TrainingJob, data: Synthetic, workers: int) -> int:
     settings = job.settings
     batch = (settings.per_device_train_batch_size or 0) * (settings.gradient_accumulation_steps or 0)
     step = batch * workers or 1
@@ -178,6 +180,6 @@ def _text(words: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _steps(job: LlamaFactoryJob) -> int:
+def _steps(job: TrainingJob) -> int:
     steps = job.config.get("max_steps")
     return steps if type(steps) is int and steps > 0 else 0

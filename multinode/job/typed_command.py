@@ -5,6 +5,7 @@ The table of launchers is `launchers`. Reads no files and asks no node.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -18,13 +19,17 @@ from multinode.errors import UsageError
 from multinode.job import launchers
 from multinode.job.engines.engine import OF_SCRIPT, find_kind
 from multinode.job.engines.place import STRAY_VARIABLES
-from multinode.job.job import Form, ScriptJob, is_setting
+from multinode.job.frameworks import FRAMEWORKS
+from multinode.job.frameworks.framework import Framework, frameworks_named
+from multinode.job.job import Form, ScriptJob, TrainingCommand, is_setting
 from multinode.job.launchers import Launcher, OptionMeaning
 from multinode.secret_values import hides, redact_words
 from multinode.units import format_count, format_list
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 _INTERPRETER = re.compile(r"python(?:\d+(?:\.\d+)*)?", re.ASCII)
+_COMMANDS = frozenset(name for own in FRAMEWORKS.values() for name in own.commands)
+_MODULE = "python -m "
 _CONFIGS = (".yaml", ".yml", ".json")
 # Of the interpreter, by option: the variable that does the same.
 _VARIABLE_OF = {
@@ -63,9 +68,8 @@ class TypedCommand(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         engine: what starts the workers; None is the job's default.
         passes_local_rank: whether torchrun gives scripts `--local-rank=N`.
-        script: the program; None for a LLaMA-Factory training.
-        config: path of the LLaMA-Factory YAML; None without one.
-        flags: of a LLaMA-Factory training without a YAML: `--stage sft`.
+        script: the program; None for the training of a framework.
+        training: how a framework's training is started; None for a script.
         settings: `KEY=VALUE` after the YAML.
         env: variables in front of it.
         python: the interpreter that it names by its path or version; None is the nodes' own.
@@ -79,8 +83,7 @@ class TypedCommand(msgspec.Struct, frozen=True, kw_only=True):
     engine: str | None = None
     passes_local_rank: bool = False
     script: ScriptJob | None = None
-    config: str | None = None
-    flags: tuple[str, ...] = ()
+    training: TrainingCommand | None = None
     settings: tuple[str, ...] = ()
     env: dict[str, str] = {}
     python: str | None = None
@@ -110,7 +113,7 @@ def read_command(words: tuple[str, ...], engine: str | None = None, front: str =
             options has no counterpart, or it names another launcher than the engine.
     """
     kind = find_kind(engine) if engine is not None else None
-    if kind is not None and not kind.starts_workers:
+    if kind is not None and not kind.starts_workers and engine not in launchers.OF_ENGINE:
         return TypedCommand(engine=engine, script=ScriptJob(argv=words, form="executable"))
     if not words:
         raise UsageError("no script follows --", hint=f"{front} -- train.py --its --arguments")
@@ -165,7 +168,7 @@ class _Reader:
             del self._words[:2]
             while self._words and self._words[0] in _UV_FLAGS:
                 self._words.pop(0)
-            self._refuse_options(two, "run uv sync on the nodes, then leave its options out")
+            self._refuse_options(two, "run uv sync on the nodes, then remove its options")
             self._take_setup(two, ". .venv/bin/activate")
         else:
             return False
@@ -186,9 +189,9 @@ class _Reader:
             if name in VISIBLE_DEVICES:
                 self._stated.append(Stated(launchers.DEVICES, word, value))
 
-    def _refuse_options(self, program: str, hint: str = "leave it out") -> None:
+    def _refuse_options(self, program: str, hint: str = "remove it") -> None:
         if self._words and self._words[0].startswith("-"):
-            raise UsageError(f"{program} {self._words[0]} is not read", hint=hint)
+            raise UsageError(f"{program} {self._words[0]} is not supported", hint=hint)
 
     def _read_conda(self, program: str) -> str:
         """Name or path of the environment."""
@@ -198,7 +201,7 @@ class _Reader:
             if name in {"-n", "--name", "-p", "--prefix"}:
                 place = value or (self._words.pop(0) if self._words else None)
             elif name not in _CONDA_FLAGS:
-                raise UsageError(f"{program} {name} is not read", hint="leave it out")
+                raise UsageError(f"{program} {name} is not supported", hint="remove it")
         if place is None:
             raise UsageError(f"{program} names no environment", hint=f"{program} -n NAME ..., or --setup")
         return place
@@ -211,11 +214,16 @@ class _Reader:
             self._take_interpreter(word)
             if self._words[:1] == ["-m"]:
                 self._words.pop(0)
-                found = self._find_launcher("python -m ", self._words)
+                found = self._find_launcher(_MODULE, self._words)
                 if found is not None:
                     return found
                 self._form = "module"
             return self._own_launcher(), "python"
+        if self._find_framework(program, self._words[1:]) is not None:
+            self._words[0] = program
+            if "/" in word:
+                self._found["python"] = f"{word.rpartition('/')[0]}/python"
+            return self._own_launcher(), ""
         found = self._find_launcher("", [program, *self._words[1:]])
         if found is not None:
             if "/" in word:
@@ -239,6 +247,23 @@ class _Reader:
                 return launcher, name
         return None
 
+    def _find_framework(self, program: str, rest: Sequence[str]) -> tuple[Framework, str] | None:
+        """The framework whose command this is, and what it trains; None if it is no command of one.
+
+        Raises:
+            UsageError: it trains nothing.
+        """
+        kind = next((kind for kind in frameworks_named(program) if program in kind.programs), None)
+        if kind is None:
+            return None
+        verb = rest[0] if rest else ""
+        if verb not in kind.verbs:
+            raise UsageError(
+                f"{f'{program} {verb}'.strip()} is not started: {launchers.NO_TRAINING}",
+                hint=f"{kind.title} trains with {' or '.join(f'{program} {known}' for known in kind.verbs)}",
+            )
+        return kind, verb
+
     def _own_launcher(self) -> Launcher:
         """The launcher of the engine that was asked for, without its name in front."""
         return launchers.OF_ENGINE.get(self._engine or OF_SCRIPT, launchers.OF_ENGINE[OF_SCRIPT])
@@ -254,7 +279,7 @@ class _Reader:
             raise UsageError(f"{word} {following} starts no script".replace("  ", " "), hint="write it into a file")
         if following.startswith("-") and following != "-m":
             name = next((known for known in sorted(_VARIABLE_OF, reverse=True) if following.startswith(known)), None)
-            instead = f"set its variable: --env {_VARIABLE_OF[name]}" if name is not None else "leave it out"
+            instead = f"set its variable: --env {_VARIABLE_OF[name]}" if name is not None else "remove it"
             raise UsageError(f"the option {following} of {word} is not passed to the workers", hint=instead)
 
     def _refuse_program(self, program: str) -> None:
@@ -279,7 +304,7 @@ class _Reader:
         if program in _SHELLS and words[1:2] == ["-c"]:
             inner = shlex.join(_inner_program(_split(" ".join(words[2:3]))))
             raise UsageError(
-                f"{program} -c is not read: give the command itself",
+                f"{program} -c is not supported: give the command itself",
                 hint=f"{self._line} -- {inner}; or as it is, once on each node: {as_it_is}",
             )
         raise UsageError(
@@ -302,21 +327,110 @@ class _Reader:
         """The launcher's options, then the program or the YAML."""
         if name and name != "python":
             self._engine = launcher.engine
+            if launcher.is_program:
+                self._found["script"] = self._read_itself(launcher, name)
+                return
         options = self._read_options(launcher, name or launcher.engine)
         if not self._words:
             raise UsageError(
                 f"no program follows {shlex.join(redact_words(self._all))}", hint=f"{self._front} -- train.py"
             )
         first, *rest = self._words
-        if self._form == "script" and first.endswith(_CONFIGS):
+        trained = self._find_training(first, rest)
+        if trained is not None:
+            kind, verb, program = trained
+            self._read_training(kind, verb, program, rest[len(program) == 0 :], options)
+        elif self._form == "script" and first.endswith(_CONFIGS):
             wrong = next((word for word in rest if not is_setting(word)), None)
             if wrong is not None:
                 raise UsageError(f"{wrong!r} after {first} is not KEY=VALUE", hint=f"{self._front} {first} max_steps=9")
-            self._found |= {"config": first, "settings": tuple(rest)}
-        elif (kind := find_kind(launcher.engine)) is not None and kind.config_file is not None:
-            self._found["flags"] = tuple(self._words)
+            self._found |= {
+                "training": TrainingCommand(config=first, options=tuple(options)),
+                "settings": tuple(rest),
+            }
         else:
             self._found["script"] = ScriptJob(argv=tuple(self._words), options=tuple(options), form=self._form)
+
+    def _find_training(self, first: str, rest: Sequence[str]) -> tuple[Framework, str, tuple[str, ...]] | None:
+        """The framework of a program, what it trains, and the program as typed if that was no command of its own."""
+        command = self._find_framework(first, rest) if self._form == "script" else None
+        if command is not None:
+            return (*command, ())
+        for kind in frameworks_named(first):
+            if self._form == "module" and first in kind.command_modules and rest[:1] and rest[0] in kind.verbs:
+                return kind, rest[0], ()
+            verb = kind.verb_of(first) if self._form == "module" or first.endswith(".py") else None
+            if verb is not None:
+                return kind, verb, ("--module", first) if self._form == "module" else (first,)
+        return None
+
+    def _read_training(
+        self, kind: Framework, verb: str, program: tuple[str, ...], words: Sequence[str], options: Sequence[str]
+    ) -> None:
+        """The file of a training's keys, and those that are options."""
+        left = list(words)
+        own: list[str] = []
+        if kind.passes_options:
+            own, left = self._split_options(kind, left)
+        config = None
+        at = next((at for at, word in enumerate(left) if word.partition("=")[0] == kind.file_option), None)
+        files = [word for word in left if word.endswith(_CONFIGS)] if kind.needs_file else []
+        if at is not None:
+            config = left[at].partition("=")[2] or next(iter(left[at + 1 : at + 2]), None)
+            del left[at : at + (1 if "=" in left[at] else 2)]
+        elif left and left[0].endswith(_CONFIGS):
+            config = left.pop(0)
+        elif len(files) == 1:
+            config = files[0]
+            left.remove(config)
+        elif kind.needs_file:
+            name = f"{kind.programs[0]} {verb}"
+            raise UsageError(f"{name} names no file", hint=f"{self._front} -- {kind.command(verb, 'train.yaml')}")
+        settings = tuple(itertools.takewhile(is_setting, left))
+        self._found |= {
+            "training": TrainingCommand(
+                framework=kind.name,
+                verb=verb,
+                program=program,
+                options=(*options, *own),
+                config=config,
+                flags=tuple(left[len(settings) :]),
+                name=f"{kind.programs[0]} {verb}",
+            ),
+            "settings": settings,
+        }
+
+    def _split_options(self, kind: Framework, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The options that a framework's command passes to its launcher, and those that it keeps."""
+        passed: list[str] = []
+        kept: list[str] = []
+        queue, behind = list(words), False
+        while queue:
+            word = queue.pop(0)
+            name, _, given = word.partition("=")
+            following = queue[0] if queue and not queue[0].startswith("-") else ""
+            if word == "--":
+                behind = True
+                continue
+            if name == kind.engine_option:
+                self._engine = self._engine or given or following
+                queue = queue if given else queue[1:]
+                continue
+            launcher = launchers.OF_ENGINE[self._engine if self._engine in launchers.OF_ENGINE else kind.engine]
+            known = launcher.options.get(launchers.option_name(word)) if word.startswith("--") else None
+            if not behind and name.lstrip("-").replace("-", "_") in kind.own_options:
+                known = None
+            option = [word, following] if known and known.takes_value and not given and following else [word]
+            queue = queue[len(option) - 1 :]
+            if known is None and not behind:
+                kept.append(word)
+            elif known is None or known.meaning.is_passed:
+                passed += option
+            else:
+                self._take_option(
+                    known.meaning, option, given or (following if len(option) > 1 else ""), launcher.engine
+                )
+        return passed, kept
 
     def _read_options(self, launcher: Launcher, name: str) -> list[str]:
         """The options that are the launcher's own; the others are taken."""
@@ -340,6 +454,18 @@ class _Reader:
                 self._form = known.meaning.form or self._form
                 self._take_option(known.meaning, words, value, name)
         return own
+
+    def _read_itself(self, launcher: Launcher, name: str) -> ScriptJob:
+        """A launcher that starts no other program, without the options that the hostfile replaces."""
+        kept = name.removeprefix(_MODULE).split()
+        while self._words:
+            word = self._words.pop(0)
+            known = launcher.options.get(launchers.option_name(word)) if word.startswith("-") else None
+            if known is None:
+                kept.append(word)
+            else:
+                self._take_option(known.meaning, *self._take_value(word, takes_value=known.takes_value), name)
+        return ScriptJob(argv=tuple(kept), form="module" if name.startswith(_MODULE) else "executable")
 
     def _take_option(self, meaning: OptionMeaning, words: list[str], value: str, launcher: str) -> None:
         if meaning.kind == "refused":
@@ -378,7 +504,8 @@ def _inner_program(words: Sequence[str]) -> list[str]:
     for at, word in enumerate(words):
         program = word.rpartition("/")[2]
         two = " ".join((program, *words[at + 1 : at + 2]))
-        if _INTERPRETER.fullmatch(program) or program.endswith(".py") or {program, two} & launchers.LAUNCHERS.keys():
+        is_launcher = bool({program, two} & launchers.LAUNCHERS.keys()) or program in _COMMANDS
+        if _INTERPRETER.fullmatch(program) or program.endswith(".py") or is_launcher:
             return list(words[at:])
     return ["train.py"]
 
@@ -397,7 +524,7 @@ def starts_program(word: str) -> bool:
     return (
         program.endswith((".py", ".sh"))
         or _INTERPRETER.fullmatch(program) is not None
-        or program in {*names, *_SHELLS, *_DROPPED, "env", "uv"}
+        or program in {*names, *_COMMANDS, *_SHELLS, *_DROPPED, "env", "uv"}
     )
 
 
@@ -473,7 +600,7 @@ def _settle_devices(fact: Stated, env: dict[str, str], nodes: Sequence[Node], so
     if any(gpus != fact.value for gpus in given):
         raise UsageError(
             f"{fact.word}, but {source} has gpus={next(gpus for gpus in given if gpus != fact.value)}",
-            hint=f"write gpus={fact.value} there, or leave {fact.word} out",
+            hint=f"write gpus={fact.value} there, or remove {fact.word}",
         )
     if len(given) == len(nodes):
         return {name: value for name, value in env.items() if name not in VISIBLE_DEVICES}
@@ -498,7 +625,7 @@ def _workers_of(fact: Stated, known: Sequence[int], nodes: int, source: str) -> 
     if count % nodes:
         raise UsageError(
             f"{fact.word} counts the workers of all nodes, and {source} has {format_count(nodes, 'node')}",
-            hint=f"--workers-per-node {max(count // nodes, 1)}, or leave {fact.word} out",
+            hint=f"use --workers-per-node {max(count // nodes, 1)}, or remove {fact.word}",
         )
     return count // nodes
 
@@ -506,11 +633,11 @@ def _workers_of(fact: Stated, known: Sequence[int], nodes: int, source: str) -> 
 def _unequal(fact: Stated, each: int, known: Sequence[int], source: str) -> UsageError:
     slots = format_list([str(count) for count in dict.fromkeys(known)], 4)
     total = " on all nodes together" if fact.meaning is launchers.PROCESSES else ""
-    fix = f"--workers-per-node {each}" if each <= min(known) else f"slots={each} on each line of {source}"
+    fix = f"use --workers-per-node {each}" if each <= min(known) else f"set slots={each} on each line of {source}"
     if fact.meaning is launchers.DEVICES:
-        fix = f"gpus={fact.value} on each line of {source}"
+        fix = f"set gpus={fact.value} on each line of {source}"
     return UsageError(
         f"{fact.word} asks for {format_count(each, 'worker')} on each node{total and f' ({fact.value}{total})'}, but "
         f"{source} has {slots} slots on each",
-        hint=f"{fix}; or leave {fact.word} out, to use the slots of the hostfile",
+        hint=f"{fix}, or remove {fact.word} to use the slots of the hostfile",
     )

@@ -210,10 +210,10 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     management_addr: str  # where SSH reaches it
     ifname: str  # its training interface
     rate: str  # line rate of that interface, as `lab rate` takes it; `none` is unshaped
-    rate_gbit_per_s: float | None  # the same as a number; None is unshaped
+    rate_gbit_per_s: float | None  # its rate as a number; None is unshaped
     cores: tuple[int, ...] | None  # the cores it is pinned to; None is all of them
     init_pid: int | None  # process 1 of the node, as the controller numbers it; None is gone
-    sshd_pid: int | None  # its sshd, likewise
+    sshd_pid: int | None  # of its sshd, as the controller numbers it; None is gone
 
 
 class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,9 +225,9 @@ class LabStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LabUp(LabStatus, frozen=True, kw_only=True):
-    """A lab that was just made."""
+    """A lab that was just created."""
 
-    links: tuple[LinkSpeed, ...]  # what each link carries, node 0 to the others and back
+    links: tuple[LinkSpeed, ...]  # speed of each link, from node 0 to the others and back
 
 
 def up_lab(
@@ -297,7 +297,7 @@ def require_idle(cluster: Cluster) -> None:
     if runs:
         raise UsageError(
             f"no hosts were given, and the lab has an active run: {describe_runs(runs)}",
-            hint=f"to follow it: multinode attach {next(iter(runs))}; to check anyway: --force, or --hosts lab",
+            hint=f"follow it with multinode attach {next(iter(runs))}; to check anyway, add --force or --hosts lab",
         )
 
 

@@ -56,8 +56,8 @@ _QUEUE_MS = 50
 
 _VETH_SPEED = "10000"
 
-# Below this part of what the rate leaves for payload, the link is not what was asked for.
-_ENOUGH = 0.95
+ENOUGH = 0.95
+"""Share of what the rate leaves for payload below which a link is not what was asked for."""
 _WINDOW_S = 0.3
 _STREAM_DEADLINE_S = 10.0
 _TURN_S = 0.05
@@ -135,14 +135,14 @@ class LinkSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str
     target: str
-    rate_gbit_per_s: float | None  # line rate that was asked for, the lower of the two ends; None is unshaped
-    expected_gbit_per_s: float | None  # what of it is left for TCP payload at an MTU of 1500; None is unshaped
-    goodput_gbit_per_s: float  # TCP payload that arrived
+    rate_gbit_per_s: float | None  # requested line rate, the lower of both ends; None is unshaped
+    expected_gbit_per_s: float | None  # the part of it that TCP payload can use at an MTU of 1500; None is unshaped
+    goodput_gbit_per_s: float  # received TCP payload
 
     @property
     def is_slow(self) -> bool:
-        """Whether the link carries more than 5% less than it should."""
-        return self.expected_gbit_per_s is not None and self.goodput_gbit_per_s < _ENOUGH * self.expected_gbit_per_s
+        """Whether the link carries less than `ENOUGH` of what it should."""
+        return self.expected_gbit_per_s is not None and self.goodput_gbit_per_s < ENOUGH * self.expected_gbit_per_s
 
 
 def measure_links(lab: Lab) -> Iterator[LinkSpeed]:

@@ -58,7 +58,7 @@ class NodeFile(msgspec.Struct, frozen=True):
 
 
 class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a lab shall be."""
+    """The specification of a lab."""
 
     node_count: int = 2  # nodes, 1 to 200
     rate_gbit_per_s: float | None = 1.0  # line rate of each training interface; None leaves it unshaped
@@ -66,19 +66,19 @@ class LabSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     # pins each node to this many cores of its own; None lets all nodes share all cores
     cores_per_node: int | None = None
     python: str  # interpreter of the training environment, as the nodes see it
-    disk_bytes: int = 4 * GIB  # what a node may write, in memory; its /dev/shm is as large again
-    # an IPv4 /23 of the lab's own; the lower half is management, the upper half training
+    disk_bytes: int = 4 * GIB  # what a node may write, in memory; its /dev/shm has the same size
+    # a private IPv4 /23 network; the lower half is for management, the upper half for training
     network: str = DEFAULT_NETWORK
-    ipv6: bool = False  # whether the training network has IPv6 addresses in place of that upper half
-    # what the hostfile has jobs on the nodes find in their environment
+    ipv6: bool = False  # whether the training network has IPv6 addresses instead of that upper half
+    # variables that the hostfile sets for jobs on the nodes
     job_env: dict[str, str] = msgspec.field(default_factory=lambda: dict(CPU_ENVIRONMENT))
     files: tuple[NodeFile, ...] = ()  # further files that each node has of its own
-    # devices, files and directories that the nodes see as they are here, whatever they are mounted over
+    # devices, files and directories that the nodes share with this machine
     shared_files: tuple[str, ...] = ()
 
 
 class ProcessRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A process that cannot be taken for another one that has its number later."""
+    """A process, identified so that a later one with the same pid is not taken for it."""
 
     pid: int  # as the controller numbers it
     start_ticks: int  # when it started, in clock ticks since boot (field 22 of /proc/PID/stat)
@@ -112,11 +112,11 @@ class LabNode(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Lab(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A lab that stands."""
+    """A running lab."""
 
     schema: str = "multinode.lab/2"
     spec: LabSpec
-    controller_boot_id: str  # of the machine that it was made on; after a reboot nothing of it stands
+    controller_boot_id: str  # of the machine that it was created on; a reboot removes the lab
     hostfile: str  # path of the hostfile that names its nodes
     directory: str  # working directory of the command that started it
     nodes: tuple[LabNode, ...]  # in node-rank order

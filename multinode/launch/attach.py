@@ -41,7 +41,7 @@ def find_recorded(runs: Path, run_id: str) -> StoredRun:
         ended = ", and has ended" if stored.run.ended_s is not None else ""
         raise UsageError(
             f"run {stored.run_id} consists of other runs{ended}",
-            hint=f"what it is: multinode show {stored.run_id}; its runs: multinode runs --all",
+            hint=f"see what it is: multinode show {stored.run_id}; list its runs: multinode runs --all",
         )
     return stored
 
@@ -95,7 +95,7 @@ def find_on_nodes(agent: AgentTransport, cluster: Cluster, hostfile: str, runs: 
     answer = runs_of_node(agent, first, node_run_id(run_id, 0))
     if not answer.runs or answer.plan is None:
         hint = as_steps(f"list its runs: ssh {first.name} ls .multinode/runs", [first])
-        raise UsageError(f"{first.name} knows no run {run_id!r}", hint=hint)
+        raise UsageError(f"{first.name} has no run {run_id!r}", hint=hint)
     directory = RunDirectory.create(runs, run_id)
     directory.write("plan.json", answer.plan)
     stored = StoredRun(directory)
@@ -216,7 +216,7 @@ def _stop_left(
     answers = _ask_to_stop(ranks, stored.run_id, cluster, context, grace_s)
     for name in (node.name for node in unclear):
         if name in answers.failed:
-            context.say(f"{name}: it may still run there: {answers.failed[name].message}")
+            context.say(f"{name}: it may still be running there: {answers.failed[name].message}")
         elif left := answers.found[name].processes_left:
             context.say(f"{name}: {format_count(left, 'process')} of it still running")
     nodes = tuple(_with_answer(node, answers.found.get(node.name)) for node in launched.run.nodes)

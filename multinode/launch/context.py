@@ -34,17 +34,17 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a plan is executed.
 
     Attributes:
-        lease_s: how long a node keeps running without contact to the controller; None is unlimited (detached).
-        grace_s: time between TERM and KILL in a stop.
+        lease_s: how long a node keeps running without contact with the controller. None: without limit (detached).
+        grace_s: time between SIGTERM and SIGKILL when the run is stopped.
         silence_s: how long a node may be silent before its connection is considered dead; it sends every second.
-        verify_s: time after a stop and its grace period to verify that nothing is left.
-        kind: of the run: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep` or `tune`.
-        attach: follow a run in progress instead of starting one.
-        leave_when_running: follow until the job runs on every node, then let it continue alone.
-        leave_on_stop: the first request to stop only stops following, unless the run is slower than one node.
-        stall_s: how long no node may make progress before the run counts as hanging; None never does.
-        on_stall: whether a hanging run is only reported, or also stopped.
-        log_limit_bytes: maximum size of the job's log on a node; None is unlimited.
+        verify_s: time to verify that no process is left, after a stop and its grace period.
+        kind: kind of the run: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep` or `tune`.
+        attach: whether to follow a run in progress instead of starting one.
+        leave_when_running: whether to stop following once the job runs on every node.
+        leave_on_stop: whether the first request to stop only stops following, unless the run is slower than one node.
+        stall_s: time without progress on any node before the run counts as hung. None: never.
+        on_stall: whether a hung run is only reported, or also stopped.
+        log_limit_bytes: maximum size of the job's log on a node. None: without limit.
     """
 
     lease_s: float | None = 120.0
@@ -134,15 +134,15 @@ if TYPE_CHECKING:
 
 
 class Launch(LaunchOptions, frozen=True, kw_only=True):
-    """What is to be launched, where and how.
+    """What to launch, where and how.
 
     Attributes:
         cluster: the nodes.
-        hostfile: its text, stored with the run.
-        job: a training, or a measurement instead.
-        execute: how it is followed and stopped.
-        check: whether findings that would break the run prevent its start.
-        run_id: its name; None creates one.
+        hostfile: text of the hostfile, stored with the run.
+        job: a training or a measurement.
+        execute: how the run is followed and stopped.
+        check: whether the run is not started if a check finds a problem that would break it.
+        run_id: id of the run. None: create one.
     """
 
     cluster: Cluster
@@ -154,15 +154,15 @@ class Launch(LaunchOptions, frozen=True, kw_only=True):
 
 
 class RunContext:
-    """What a launch needs from outside: the network, a directory for runs, and callbacks.
+    """What a launch uses from outside: the network, a directory for runs, and callbacks.
 
     Args:
-        observe: is called with the progress, a few times per second.
-        say: is called with each stage in a few words.
+        observe: called with the progress, a few times per second.
+        say: called with a few words for each stage.
 
     Attributes:
-        observe_log: is called with a node and what its log has gained, as the job wrote it.
-        part_of: the run that all launches of this context are parts of; None makes each a run by itself.
+        observe_log: called with a node and the new part of its log, as the job wrote it.
+        part_of: the run that all launches of this context are parts of. None: each is a run by itself.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class RunContext:
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that has ended."""
+    """A finished run."""
 
     run: Run
     summary: Summary
@@ -223,14 +223,14 @@ def connect(
     observe: Callable[[RunProgress], None] = lambda _: None,
     local: bool = False,
 ) -> Iterator[RunContext]:
-    """Hold the connections to the nodes: steps of their Slurm job if they have one, otherwise SSH.
+    """Open the connections to the nodes: steps of their Slurm job if they have one, otherwise SSH.
 
     Args:
         cluster: the nodes.
-        runs: the directory of runs; None is $MULTINODE_RUNS, or `runs` in the working directory.
-        say: is called with each stage in a few words.
-        observe: is called with the progress of a run, a few times per second.
-        local: use this machine as the only node, without SSH.
+        runs: the directory of all runs. None: $MULTINODE_RUNS, or `runs` in the working directory.
+        say: called with a few words for each stage.
+        observe: called with the progress of a run, a few times per second.
+        local: whether to use this machine as the only node, without SSH.
 
     Yields:
         The context that every command takes.
@@ -318,16 +318,16 @@ class Nodes(NamedTuple):
 def load_nodes(
     hosts: str | None = None, count: int | None = None, note: Callable[[str], None] = lambda _: None
 ) -> Nodes:
-    """The nodes that `hosts` names, as `--hosts` does: a file, `a:2,b:2`, `FILE:GROUP`, `@NAME`, `lab` or `auto`.
+    """Load the nodes that `hosts` names, like `--hosts`: a file, `a:2,b:2`, `FILE:GROUP`, `@NAME`, `lab` or `auto`.
 
     Args:
-        hosts: None takes $MULTINODE_HOSTS, else multinode.toml, else the lab that was started in this directory.
-        count: only so many, the first ones; None is all.
-        note: is told which hostfile was taken where `hosts` names none, and what of an inventory is ignored; what a
-            scheduler gave, as a hostfile.
+        hosts: the nodes. None: $MULTINODE_HOSTS, multinode.toml, or the lab that was started in this directory.
+        count: use only the first `count` nodes. None: all.
+        note: called with the hostfile that is used if `hosts` is None, with the ignored parts of an inventory, and with
+            the hostfile of a scheduler's nodes.
 
     Raises:
-        UsageError: no hostfile, an invalid one, or fewer nodes than asked for.
+        UsageError: there is no hostfile, it is invalid, or it has fewer nodes than `count`.
     """
     path, named_by = find_hosts(hosts, dict(os.environ), load_settings(Path.cwd()), _find_lab)
     if path is None:
@@ -353,17 +353,17 @@ def _find_lab() -> RunningLab | None:
 
 
 def local_nodes(workers: int, python: str = sys.executable) -> Nodes:
-    """This machine as the only node, for `connect(..., local=True)`, without SSH.
+    """Use this machine as the only node, without SSH, for `connect(..., local=True)`.
 
     Args:
-        workers: maximum number.
+        workers: maximum number of workers.
         python: the interpreter of the training environment.
     """
     return Nodes(local_cluster(workers, python), "# This machine, without SSH\n")
 
 
 def parse_nodes(hostfile: str) -> Nodes:
-    """The nodes in the text of a hostfile, one line per node: `gpu-a addr=192.0.2.1 slots=4`.
+    """Parse the text of a hostfile, one line per node: `gpu-a addr=192.0.2.1 slots=4`.
 
     Raises:
         HostfileError: a line is invalid.

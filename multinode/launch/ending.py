@@ -9,6 +9,7 @@ from pathlib import PurePath
 
 from multinode.cluster.quoting import quote_path
 from multinode.diagnose.place import CodeLine, raised_at, stands_at
+from multinode.diagnose.translation import translate
 from multinode.records.run import Attempt, Failure, Run, Stall
 from multinode.render.sheet import Block, Column, CommandLine, Fitting, Labels, Prose, Sheet, figure
 from multinode.units import UNKNOWN, format_count, format_duration
@@ -21,6 +22,9 @@ MOST_LINES = 12
 _CLIPS = (400, 272, 204, 136, 68)
 _WHOLE = 1 << 20
 _MOST_LAST = 3
+# Of a sentence, also in Chinese.
+_ENDS = (". ", "; ", "\u3002", "\uff1b")
+_SEMICOLONS = ";\uff1b"
 
 
 def show_ending(run: Run, summed_up: str, directory: PurePath) -> Fitting:
@@ -42,7 +46,7 @@ def _blocks(run: Run, summed_up: str, directory: PurePath, *, most: int, last: i
     failure = run.first_failure
     if failure is not None:
         yield Prose(_clip(f"error: {failure.node}: {failure.message}", most), "lead", tone="bad")
-        rows = _failure_rows(failure, most=most, last=last)
+        rows = _failure_rows(translate(failure), most=most, last=last)
         yield Labels((*rows, ("Run", summed_up), *_log_rows(run, failure, directory)))
     elif run.hang is not None:
         yield Prose(hang_words(run, run.hang), "lead", tone="bad")
@@ -95,8 +99,8 @@ def _clip(text: str, most: int) -> str:
     if len(text) <= most:
         return text
     cut = text[: most - 3]
-    end = max(cut.rfind(". "), cut.rfind("; "))
-    return cut[: end + 1].rstrip(";") if end > most // 2 else f"{cut.rpartition(' ')[0] or cut}..."
+    end = max(map(cut.rfind, _ENDS))
+    return cut[: end + 1].rstrip(_SEMICOLONS) if end > most // 2 else f"{cut.rpartition(' ')[0] or cut}..."
 
 
 def hang_words(run: Run, hang: Stall) -> str:
@@ -123,7 +127,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     if run.hang is not None:
         yield "Hang", f"{hang_words(run, run.hang)}; {run.hang.message}"
         yield from _lines("Stack", run.hang.stack)
-    failure = run.first_failure
+    failure = translate(run.first_failure) if run.first_failure is not None else None
     if failure is not None:
         yield "First failure", f"{failure.node}: {failure.message}"
         if failure.time_s is not None:

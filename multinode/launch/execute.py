@@ -50,7 +50,8 @@ class Execution:
         self._started_s = before.started_s if before else time.time()
         self._started = time.monotonic()
         self._watch = StallWatch(
-            stall_s=self.options.stall_s,
+            # A server is silent while nobody asks it.
+            stall_s=None if any(node.serves for node in self.plan.nodes) else self.options.stall_s,
             node_count=len(self.plan.nodes),
             diagnose=functools.partial(diagnose, context.agent, self.cluster, self.plan),
             directory=self.directory,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -16,7 +16,7 @@ from msgspec import Meta
 from multinode.decoding import parse_option
 from multinode.errors import MultinodeError, UsageError
 from multinode.job.engines.engine import Engine, choose_engine
-from multinode.job.job import Job, JobEnvironment, LlamaFactoryJob, is_setting, parse_job_environment
+from multinode.job.job import Job, JobEnvironment, TrainingJob, is_setting, parse_job_environment
 from multinode.job.job_files import Change, parse_change
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.shell_variables import unused_variables
@@ -71,7 +71,10 @@ class TrainingInput(NodeInput, frozen=True, kw_only=True, rename={"set_": "set"}
         words: the YAML and `KEY=VALUE` of it, in front of `--`.
         typed: the command behind `--`; None without `--`.
         invocation: the command line itself; None from Python.
+        measures: whether the verb compares runs, each of which must come to an end.
     """
+
+    measures: ClassVar[bool] = True
 
     words: tuple[str, ...] = ()
     typed: tuple[str, ...] | None = None
@@ -136,25 +139,25 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             overrides: of `--set`; those that follow the YAML win.
         """
-        from multinode.job.job_files import load_flags, load_job, load_script
+        from multinode.job.job_files import load_command, load_job, load_script
 
         command, edits = self.command, self.given.deepspeed_set
         if command.script is not None:
-            if overrides or edits:
-                option = "--set" if overrides else "--deepspeed-set"
-                raise UsageError(
-                    f"{option} changes a YAML job; this is a script", hint="give the script its own arguments"
-                )
-            return load_script(command.script)
+            changed = (*overrides, *self.settings)
+            if not edits:
+                return load_script(command.script, changed)
+            from multinode.job.deepspeed import parse_deepspeed_edits
+
+            return load_script(command.script, changed, parse_deepspeed_edits(edits))
         from multinode.job.deepspeed import parse_deepspeed_edits
         from multinode.records.settings import default_job, load_settings
 
         settings = (*overrides, *self.settings)
-        if command.flags:
-            job = load_flags(command.flags, settings, parse_deepspeed_edits(edits))
+        if command.training is not None and command.training.framework is not None:
+            job = load_command(command.training, settings, parse_deepspeed_edits(edits))
         else:
             path = self.path or default_job(load_settings(Path.cwd()), Path.cwd())
-            job = load_job(path, settings, parse_deepspeed_edits(edits))
+            job = load_job(path, settings, parse_deepspeed_edits(edits), like=command.training)
         _note_diff(job, self.note)
         return job
 
@@ -192,12 +195,18 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
             check=check,
         )
         job, launch = self.with_engine(job, launch)
+        if self.given.measures and launch.engine is not None and not launch.engine.kind.ends:
+            raise UsageError(
+                "a server does not end by itself, so its runs cannot be compared", hint="use multinode launch"
+            )
         launch = msgspec.structs.replace(launch, job=job)
         note_unused_variables(launch, self.note)
         return launch
 
     def _read_engine(self, job: Job) -> Engine:
         command, path = self.command, self.given.accelerate_config or self.command.accelerate_config
+        if path is None:
+            path = job.kind.accelerate_file(job.arguments)
         config = None
         if path is not None:
             from multinode.job.engines.accelerate import parse_accelerate
@@ -240,8 +249,8 @@ def read_training(
     for text in command.notes:
         note(text)
     path, settings = _split_job(given.words)
-    if command.config is not None:
-        path, settings = Path(command.config), command.settings
+    if command.training is not None:
+        path, settings = Path(command.training.config or command.training.name), command.settings
     there = load_nodes(given.hosts or command.hosts, nodes if limits_nodes else None, note)
     settled = settle(command, there.cluster, nodes=nodes, workers=workers_per_node)
     if settled.replaced:
@@ -277,7 +286,7 @@ def _split_job(words: Sequence[str]) -> tuple[Path | None, tuple[str, ...]]:
     return path, settings
 
 
-def _note_diff(job: LlamaFactoryJob, note: Note) -> None:
+def _note_diff(job: TrainingJob, note: Note) -> None:
     from multinode.render.sheet import sanitize
     from multinode.secret_values import redact_text
 
@@ -326,7 +335,7 @@ def _read_copied_code(directory: str | None, note: Note) -> CodeTree | None:
     for text in code.notes[:_MOST_NOTES]:
         note(f"--copy-code: {text}")
     if len(code.notes) > _MOST_NOTES:
-        note(f"--copy-code: {len(code.notes) - _MOST_NOTES} more files are left out, or pointers of git LFS")
+        note(f"--copy-code: {len(code.notes) - _MOST_NOTES} more files are left out or are Git LFS pointers")
     return code
 
 
@@ -370,6 +379,8 @@ class CheckInput(TrainingInput, frozen=True, kw_only=True):
 class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set", "trace_ranks": "trace_rank"}):
     """Options of `launch`."""
 
+    measures: ClassVar[bool] = False
+
     nodes: Count | None = None
     workers_per_node: Count | None = None
     with_: str | None = None
@@ -387,6 +398,7 @@ class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set
     node_wait: str = "10m"
     min_nodes: Count | None = None
     scale_batch: bool = False
+    shard_copies: Annotated[int, Meta(ge=0, le=1000)] = 1
     restart_after_oom: bool = False
     profile: bool = True
     trace: Count | None = None
@@ -510,6 +522,7 @@ class LaunchInput(TrainingInput, frozen=True, kw_only=True, rename={"set_": "set
             after_oom=self.restart_after_oom,
             min_nodes=self.min_nodes,
             scale_batch=self.scale_batch,
+            shard_copies=self.shard_copies,
         )
 
 

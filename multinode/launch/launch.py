@@ -12,7 +12,7 @@ from multinode.check.probe import peer_addresses, probe, torch_environment
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import NodeFacts
 from multinode.errors import ContactLost, Interrupted, MultinodeError, RunFailed, UsageError
-from multinode.job.job import LlamaFactoryJob, benchmark_job, with_same_threads
+from multinode.job.job import benchmark_job, with_same_threads
 from multinode.job.job_files import absent_files, job_files, may_be_paths, with_sharding
 from multinode.job.planning import argument_names, candidate_ports, plan_launch, workers_of_nodes
 from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext
@@ -63,7 +63,7 @@ def prepare(launch: Launch, context: RunContext) -> StoredRun:
     code = launch.code
     copied = None
     if code is not None:
-        from multinode.copy.transfer import copy_code
+        from multinode.copy.code import copy_code
 
         copied = copy_code(context.agent, launch.cluster, code, run_id, context.say)
     directory = RunDirectory.create(context.runs, plan.run_id)
@@ -105,7 +105,7 @@ def follow_run(stored: StoredRun, cluster: Cluster, context: RunContext, options
             if run.missing_bytes and run.status != "running" and not context.stop.count:
                 run = _with_missing(stored, run, cluster, context)
         if plan.observation.trace is not None:
-            from multinode.copy.transfer import fetch_traces
+            from multinode.copy.fetch import fetch_traces
 
             fetch_traces(context.agent, cluster, plan, directory, context.say)
         summary = summarise_run(directory, plan, context.say)
@@ -155,9 +155,7 @@ def same_threads(launch: Launch, workers: Sequence[int], context: RunContext, wh
 
 
 def benchmark_mode(launch: Launch) -> Launch:
-    """The launch for measurement only; a script writes what it writes."""
-    if not isinstance(launch.job, LlamaFactoryJob):
-        return launch
+    """The launch for measurement only."""
     return msgspec.structs.replace(launch, job=benchmark_job(launch.job))
 
 
@@ -213,6 +211,7 @@ def _check(
         endpoints={place.node: place.endpoint for place in plan.places},
         controller_cwd=str(Path.cwd()),
         absent_here=absent_files(job_files(launch.job).needed),
+        runs=context.runs,
     )
     return check_launch(context.agent, inspection, context.say)
 
@@ -250,7 +249,7 @@ def fetch_results(
     Raises:
         MultinodeError: a path cannot be fetched, or contact to the node was lost.
     """
-    from multinode.copy.transfer import Wanted, fetch_files
+    from multinode.copy.fetch import Wanted, fetch_files
 
     run, planned = launched.run, launched.plan.nodes[0]
     if not paths or run.status == "running":
@@ -262,3 +261,7 @@ def fetch_results(
     wanted = Wanted(node=node, paths=tuple(paths), cwd=planned.output_cwd or planned.command.cwd)
     fetched = fetch_files(context.agent, wanted, launched.directory.path / "fetched")
     say(f"fetched {len(fetched.files)} files, {format_size(fetched.size_bytes)}, into {fetched.directory}")
+    if any(name.endswith(("_states.pt", ".distcp")) for name in fetched.files):
+        from multinode.launch.shard_fetch import fetch_shards
+
+        fetch_shards(context.agent, launched, cluster, wanted, fetched, say=say)

@@ -81,8 +81,8 @@ class Cleaned(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     removed: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()  # those that are not over
-    # of those that other machines have there, where nodes share a home directory, the machine's host name
+    kept: tuple[str, ...] = ()  # runs that are not over
+    # of runs that other machines have there, where nodes share a home directory, the machine's host name
     machines: dict[str, str] = {}
     code_kept: tuple[str, ...] = ()  # copies of code in which a job has written files, so that they stay
     size_bytes: int = 0
@@ -214,7 +214,7 @@ def load_balance(root: Path, name: str) -> Balance:
     summary = StoredRun(directory).summary
     if summary is None or summary.balance is None:
         raise UsageError(
-            f"--balance {name}: run {directory.run_id} does not tell how fast its nodes are",
-            hint="a run on several nodes whose stragglers multinode show knows, or --balance NODE=SPEED,...",
+            f"--balance {name}: run {directory.run_id} does not show how fast its nodes are",
+            hint="use a run on several nodes for which multinode show lists stragglers, or --balance NODE=SPEED,...",
         )
     return msgspec.structs.replace(summary.balance.balance, run_id=directory.run_id)

@@ -5,28 +5,30 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from pathlib import PurePath
+from typing import Any
 
 from multinode.cluster.quoting import hosts_option
+from multinode.figures.figure import Figure
 from multinode.profile.step_split import INSIDE, PARTS
 from multinode.profile.summary import Summary, unused_gpus
-from multinode.profile.throughput import MFU, SAMPLES_PER_S, STEP_TIME, TGS
+from multinode.profile.throughput import MFU, MODEL_TFLOPS, SAMPLES_PER_S, STEP_TIME, TGS
 from multinode.records.run import SLOWER_THAN_ONE_NODE, Run
 from multinode.render.sheet import (
     Block,
     Column,
     Labels,
+    Later,
     NextCommand,
     Prose,
     Sheet,
     Tiles,
     Tone,
-    figure,
     in_detail,
     percent,
 )
-from multinode.stats.estimate import PLUS_MINUS, exactly, value_of
+from multinode.stats.estimate import PLUS_MINUS, exactly
 from multinode.stats.unknown import Unknown, or_none
-from multinode.units import UNKNOWN, format_count, format_duration, format_figure, format_sig
+from multinode.units import UNKNOWN, format_count, format_duration, format_figure
 
 
 def show(run: Run, summary: Summary | None, directory: PurePath) -> Iterator[Block]:
@@ -59,7 +61,7 @@ def show_details(run: Run, summary: Summary | None) -> Iterator[Block]:
 
 def _figures(run: Run, summary: Summary) -> Iterator[Block]:
     yield Prose(run_verdict(run, summary), "lead", tone=_tone(run, summary))
-    yield Tiles(tuple(key_figures(summary)))
+    yield Later(lambda: [Tiles(tuple(key_figures(summary)))], detail="page")
     yield step_sheet(summary)
     rows = [("Run", f"{run.run_id}, {run.job}")]
     if summary.steps:
@@ -69,23 +71,24 @@ def _figures(run: Run, summary: Summary) -> Iterator[Block]:
 
 def key_figures(summary: Summary) -> Iterator[tuple[str, str]]:
     """The main figures that are known, each a name with its unit and a value."""
+    from multinode.profile.measured import EXPOSED_SHARE
+    from multinode.profile.nics import BUSIEST_LINK
+
     used, step_times = or_none(summary.utilisation), or_none(summary.step_time_ms)
     shares = [share for node in summary.nodes for nic in node.nics if (share := or_none(nic.share)) is not None]
-    figures = (
-        (STEP_TIME.heading, figure(step_times.median.value if step_times else None)),
-        (SAMPLES_PER_S.title, format_sig(value_of(summary.samples_per_s))),
-        (TGS.heading, figure(value_of(summary.tgs), ",.1f")),
-        ("exposed communication", _exposed(summary)),
-        ("of the busiest link", percent(max(shares, default=None))),
-        (MFU.title, percent(used.mfu if used else None)),
-        ("TFLOP/s per GPU", figure(used.model_tflops if used else None)),
+    figures: tuple[tuple[Figure[Any], object], ...] = (
+        (STEP_TIME, step_times.median if step_times else None),
+        (SAMPLES_PER_S, summary.samples_per_s),
+        (TGS, summary.tgs),
+        (EXPOSED_SHARE, summary.comm.exposed_share),
+        (BUSIEST_LINK, max(shares, default=None)),
+        (MFU, used.mfu if used else None),
+        (MODEL_TFLOPS, used.model_tflops if used else None),
     )
-    yield from ((name, value) for name, value in figures if value != UNKNOWN)
-
-
-def _exposed(summary: Summary) -> str:
-    share, known_steps = percent(summary.comm.exposed_share), summary.split.steps.words
-    return f"{share} ({known_steps})" if known_steps and share != UNKNOWN else share
+    for figure, value in figures:
+        if (text := figure.text(value)) != UNKNOWN:
+            known_steps = summary.split.steps.words if figure is EXPOSED_SHARE else ""
+            yield figure.heading, f"{text} ({known_steps})" if known_steps else text
 
 
 def _tone(run: Run, summary: Summary) -> Tone:
@@ -109,13 +112,13 @@ def step_sheet(summary: Summary) -> Sheet:
         rows.append((SAMPLES_PER_S.title, rate.text(), ""))
     if times is not None:
         rows.append((STEP_TIME.heading, times.median.text(), ""))
-        for field, name in PARTS.items():
-            part_ms = or_none(getattr(mean, field, None))
+        for part in PARTS:
+            part_ms = or_none(getattr(mean, part.name, None))
             if mean is not None and part_ms is not None and mean.step_ms > 0:
-                exposed = or_none(summary.comm.exposed_ms) if field == "exposed_ms" else None
+                exposed = or_none(summary.comm.exposed_ms) if part.name == "exposed_ms" else None
                 figures = (exposed or exactly(part_ms)).text()
-                rows.append((f"  {name}", figures, percent(part_ms / mean.step_ms, ".0f")))
-                if field == "exposed_ms" and mean.local_ms:
+                rows.append((f"  {part.title}", figures, percent(part_ms / mean.step_ms, ".0f")))
+                if part.name == "exposed_ms" and mean.local_ms:
                     inside = percent(mean.local_ms / mean.step_ms, ".0f")
                     rows.append((f"  {INSIDE}", exactly(mean.local_ms).text(), inside))
     first, last = or_none(summary.first_loss), or_none(summary.last_loss)
@@ -206,7 +209,8 @@ def _limit(summary: Summary) -> str:
         "straggler": f"{share} is waiting for {worst.node if worst else 'slower workers'}",
         "data": f"input-bound: {share} is waiting for data",
         "host": f"host-bound: {share} is neither compute nor communication nor data",
-        "launch": f"launch-bound: in {share} the GPU waits for the host's kernels, or the host does something else",
+        "launch": f"launch-bound: for {share}, the GPU waits for the host to launch kernels, or the host does "
+        f"something else",
         "compute": f"compute-bound: {share} is compute" if bottleneck.share is not None else "no bottleneck found",
         "no_communication": "no gradient synchronization detected: each worker trains a model of its own",
     }.get(bottleneck.kind, "")

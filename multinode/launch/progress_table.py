@@ -19,7 +19,7 @@ from multinode.records.progress import NODE_FIGURES, NodeProgress, RunProgress
 from multinode.records.run import Stall
 from multinode.render.sheet import sanitize
 from multinode.render.table import make_table
-from multinode.units import format_duration, format_figure
+from multinode.units import format_duration, format_figure, format_ms, ms_digits
 
 # States that need attention come first.
 _STATES = ("lost", "stopping", "waiting", "starting", "ended", "running")
@@ -186,7 +186,7 @@ def progress_line(progress: RunProgress) -> str:
         if node.state == "running" and node.step is not None and not node.message:
             words = [node.name, f"step {_step(node)}"]
             if node.step_time_us is not None:
-                words.append(f"{node.step_time_us / 1000:.0f} ms")
+                words.append(format_ms(node.step_time_us / 1000))
             if node.loss is not None:
                 words.append(f"loss {format_figure(node.loss, digits=4)}")
         parts.append(" ".join(words))
@@ -229,7 +229,7 @@ def _row(node: NodeProgress) -> list[Text]:
         Text(f"{node.ranks[0]}-{node.ranks[-1]}" if len(node.ranks) > 1 else str(node.ranks[0])),
         Text(sanitize(node.doing), style=_STATE_STYLES.get(node.state, "dim")),
         Text(_step(node)),
-        Text(_number(node.step_time_us and node.step_time_us / 1000, "{:.1f}".format)),
+        Text(_number(node.step_time_us and node.step_time_us / 1000, ms_digits)),
     ]
 
 
@@ -240,7 +240,7 @@ def _rest_row(group: Sequence[NodeProgress], rest: Rest) -> list[str]:
         "",
         rest.states,
         _UNKNOWN if rest.step is None else f">= {rest.step}",
-        _number(rest.step_time_us and rest.step_time_us / 1000, "{:.1f}".format),
+        _number(rest.step_time_us and rest.step_time_us / 1000, ms_digits),
     ]
 
 

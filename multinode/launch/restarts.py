@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import threading
 import time
 from collections.abc import Mapping
@@ -12,25 +14,35 @@ import msgspec
 
 from multinode.check.paths import is_network
 from multinode.cluster.cluster import Node
+from multinode.cluster.dataplane import choose_endpoints
+from multinode.cluster.facts import NodeFacts
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, NodeGone, UsageError
-from multinode.job.job import Job, LlamaFactoryJob
+from multinode.job.job import Job
 from multinode.job.planning import plan_launch
+from multinode.launch.checkpoints import (
+    Checkpoint,
+    CheckpointCopy,
+    Layout,
+    choose_checkpoint,
+    is_of_trainer,
+)
 from multinode.launch.context import STOP_FILE, Launch, Launched, RunContext, StopOrder
 from multinode.launch.launch import create_parent, prepare, probe_nodes, probe_workers, run_prepared
 from multinode.launch.node_runs import stop_on_node
 from multinode.launch.restart import (
-    Checkpoint,
     RestartOptions,
     Saved,
     Start,
     batch_words,
-    choose_checkpoint,
     global_batch,
     require_restartable,
     resume_job,
     says_resume,
+    script_variables,
     why_not_restarted,
 )
+from multinode.launch.shard_copies import SHARE, Over, ShardCopies, announce
+from multinode.launch.sharding import layout_of, output_dir_of
 from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
 from multinode.records.progress import RunProgress
 from multinode.records.run import VERDICT_FILE, Attempt, Run, make_run_id, new_run, node_run_id
@@ -38,11 +50,12 @@ from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
 from multinode.stats.unknown import or_none
 from multinode.transport.base import gather
-from multinode.units import format_count, format_duration
+from multinode.units import format_count, format_duration, format_size
 
 _ANSWER_S = 60.0
 _WAIT_S = 2.0
 _LOOK_S = 0.2
+_MOST_CHECKPOINTS = 50
 _ASKED = "it was told to stop"
 # A script learns that it is restarted and resumes itself; on fewer nodes, how many of its batches make up one of the
 # first attempt's.
@@ -51,6 +64,7 @@ _ATTEMPT, _ACCUMULATION = "MULTINODE_ATTEMPT", "MULTINODE_ACCUMULATION"
 
 class _CheckpointsThere(msgspec.Struct, frozen=True, tag_field="kind", tag="checkpoints"):
     checkpoints: tuple[Checkpoint, ...]
+    folder: str
     filesystem: str | None = None
     device: str | None = None
 
@@ -65,6 +79,31 @@ def launch_with_restarts(launch: Launch, context: RunContext, options: RestartOp
     job = require_restartable(launch.job, launch.cluster, launch, options)
     launch = msgspec.structs.replace(launch, run_id=launch.run_id or make_run_id())
     return _Attempts(launch, job, context, options).run()
+
+
+class _CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the checkpoints of a job lie, and what they consist of."""
+
+    output: str  # the directory as the job names it
+    cwds: dict[str, str | None]  # by node, where a relative one starts
+    folders: dict[str, str]  # by node, the directory
+    nodes: dict[str, tuple[Node, str]]  # by name, with the address in the training network
+    ranks: dict[str, tuple[int, ...]]
+    layout: Layout
+    trained: int | None  # number of trained parameters; None if unknown
+    link_gbit_per_s: float | None  # speed of the slowest link; None if unknown
+
+
+def _count_trained(job: Job, facts: Mapping[str, NodeFacts]) -> int | None:
+    if job.training is None:
+        return None
+    from multinode.model.training import read_training
+
+    models = (fact.model_config for fact in facts.values() if fact.model_config is not None)
+    try:
+        return read_training(job.training, next(models, None)).load.trainable
+    except UsageError:
+        return None
 
 
 class _Attempts:
@@ -85,6 +124,7 @@ class _Attempts:
         self._step = 0
         # Checkpoints from before the run may belong to another training.
         self._earlier: dict[str, Saved] = {}
+        self._place: _CheckpointPlace | None = None
 
     def run(self) -> Launched:
         start = self._look()
@@ -130,6 +170,7 @@ class _Attempts:
 
     def _look(self) -> Start:
         """What the next attempt begins with."""
+        self._place = None
         nodes, workers = len(self._launch.cluster.nodes), sum(probe_workers(self._launch, self._context.agent))
         first_workers = self._first_workers = self._first_workers or workers
         start = Start(nodes=nodes, workers=workers, first_workers=first_workers, is_first=not self._done)
@@ -139,47 +180,128 @@ class _Attempts:
                 f"no accumulation keeps the global batch of {self._first_nodes} nodes on {nodes}",
                 hint="--scale-batch lets it shrink",
             )
-        if not isinstance(job, LlamaFactoryJob):
+        output, layout = output_dir_of(job), layout_of(job, self._launch.engine)
+        # A script with other checkpoints sees to them itself.
+        if output is None or isinstance(layout, str):
             return start
         facts = probe_nodes(self._launch, self._context.agent)
         plan = plan_launch(self._launch.cluster, job, facts, self._launch.run_id or "", self._launch)
         cwds = {node.place.node: node.output_cwd or node.command.cwd for node in plan.nodes}
-        answers = self._ask(str(job.config["output_dir"]), cwds)
+        answers = self._ask(output, cwds)
         shared = {answer.shared for answer in answers.values()}
+        start = msgspec.structs.replace(start, shared=len(shared) == 1 and None not in shared)
         if first and says_resume(job):
             self._earlier = answers
         answers = {node: answer.without(self._earlier.get(node)) for node, answer in answers.items()}
         ranks = {place.node: place.ranks for place in plan.places}
+        endpoints = choose_endpoints(self._launch.cluster, facts)
+        speeds = [endpoint.link_gbit_per_s for endpoint in endpoints if endpoint.link_gbit_per_s is not None]
+        named = zip(self._launch.cluster.nodes, endpoints, strict=True)
+        self._place = _CheckpointPlace(
+            output=output,
+            cwds=cwds,
+            folders={node: answer.folder for node, answer in answers.items()},
+            nodes={node.name: (node, endpoint.addr or node.name) for node, endpoint in named},
+            ranks=ranks,
+            layout=layout,
+            trained=_count_trained(job, facts) if layout.library is not None else None,
+            link_gbit_per_s=min(speeds) if len(speeds) == len(endpoints) else None,
+        )
         seen = {node: answer.checkpoints for node, answer in answers.items()}
-        choice = choose_checkpoint(seen, ranks, same_ranks=not self._left_out)
+        if not job.takes_checkpoint and not any(map(is_of_trainer, itertools.chain(*seen.values()))):
+            return start
+        choice = choose_checkpoint(seen, ranks, layout, same_ranks=not self._left_out)
         if first and choice.name is None:
             self._earlier = answers
-        for name, gap in choice.skipped.items():
-            self._context.say(f"{name} is not complete: {gap}")
+        for line in choice.describe():
+            self._context.say(line)
+        for copied in choice.copies:
+            what = f"{format_count(len(copied.paths), 'file')}, {format_size(copied.size_bytes)}, of {choice.name}"
+            self._context.say(f"copying {what} from {copied.source} to {copied.target}")
+            began = time.monotonic()
+            self._copy(self._place, str(choice.name), copied)
+            self._context.say(f"copied {what} in {format_duration(time.monotonic() - began)}")
         return msgspec.structs.replace(
             start,
             choice=choice,
             has_any=any(answer.checkpoints for answer in answers.values()),
-            shared=len(shared) == 1 and None not in shared,
         )
 
-    def _ask(self, directory: str, cwds: Mapping[str, str | None]) -> dict[str, Saved]:
+    def _copy(
+        self,
+        place: _CheckpointPlace,
+        checkpoint: str,
+        copied: CheckpointCopy,
+        over: threading.Event | None = None,
+        share: float = 1.0,
+    ) -> None:
+        """Give a node files of a checkpoint that it lacks."""
+        # Most attempts need no copy.
+        from multinode.copy.chain import Participant
+        from multinode.copy.files import copy_files
+
+        def participant(name: str) -> Participant:
+            paths = tuple(f"{place.folders[name]}/{checkpoint}/{path}" for path in copied.paths)
+            node, addr = place.nodes[name]
+            return Participant(node, self._context.agent, addr, paths)
+
+        def observe(_: object) -> None:
+            if over is not None and over.is_set():
+                raise Over
+
+        copy_files(participant(copied.source), participant(copied.target), observe, share=share)
+
+    def _copies(self, start: Start) -> contextlib.AbstractContextManager[None]:
+        """What copies shards while an attempt runs; nothing where every node has all of a checkpoint."""
+        place, copies = self._place, self._options.shard_copies
+        if place is None or place.layout.library is None or start.shared or start.nodes == 1:
+            return contextlib.nullcontext()
+        if start.is_first:
+            counts = [len(own) for own in place.ranks.values()]
+            part = max(counts) / sum(counts)
+            self._context.say(
+                announce(copies, trained=place.trained, largest_part=part, link_gbit_per_s=place.link_gbit_per_s)
+            )
+        if not copies:
+            return contextlib.nullcontext()
+
+        def look() -> dict[str, tuple[Checkpoint, ...]]:
+            # Reading old ones again would take the nodes' time from the training.
+            answers = self._ask(place.output, place.cwds, most=1)
+            return {node: answer.without(self._earlier.get(node)).checkpoints for node, answer in answers.items()}
+
+        def copy_shards(checkpoint: str, copied: CheckpointCopy, over: threading.Event) -> None:
+            self._copy(place, checkpoint, copied, over, SHARE)
+
+        return ShardCopies(
+            look, copy_shards, ranks=place.ranks, layout=place.layout, copies=copies, say=self._context.say
+        ).running()
+
+    def _ask(self, directory: str, cwds: Mapping[str, str | None], most: int = _MOST_CHECKPOINTS) -> dict[str, Saved]:
         answers = self._context.agent.call_all(
             self._launch.cluster.nodes,
             "checkpoints",
-            lambda node: {"schema": 1, "directory": directory, "cwd": cwds[node.name]},
+            lambda node: {"schema": 1, "directory": directory, "cwd": cwds[node.name], "most": most},
             _CheckpointsThere,
             deadline_s=_ANSWER_S,
         )
         return {
-            name: Saved(checkpoints=there.checkpoints, shared=there.device if is_network(there.filesystem) else None)
+            name: Saved(
+                checkpoints=there.checkpoints,
+                folder=there.folder,
+                shared=there.device if is_network(there.filesystem) else None,
+            )
             for name, there in answers.require().items()
         }
 
     def _prepare(self, start: Start) -> StoredRun:
         number = len(self._done) + 1
         environment = self._launch.environment
-        variables = {_ATTEMPT: str(number), _ACCUMULATION: str(start.accumulation(self._job) or 1)}
+        variables = {
+            _ATTEMPT: str(number),
+            _ACCUMULATION: str(start.accumulation(self._job) or 1),
+            **script_variables(self._job, start),
+        }
         environment = msgspec.structs.replace(environment, env={**environment.env, **variables})
         job = resume_job(self._job, start)
         code = self._launch.code
@@ -212,7 +334,8 @@ class _Attempts:
 
         context = copy.copy(self._context)
         context.observe = note_step
-        launched = run_prepared(self._launch, prepared, context)
+        with self._copies(start):
+            launched = run_prepared(self._launch, prepared, context)
         run = launched.run
         self._done.append(
             Attempt(
@@ -348,7 +471,8 @@ class _Attempts:
 
     def _note_losses(self, launched: Launched, start: Start) -> None:
         last = self._done[-1]
-        lost = max(0, last.last_step - start.choice.step) if isinstance(self._job, LlamaFactoryJob) else None
+        resumes = self._job.training is not None or start.choice.name is not None
+        lost = max(0, last.last_step - start.choice.step) if resumes else None
         step = or_none(launched.summary.step_time_ms)
         took_s = lost * step.median.value / 1000 if lost is not None and step is not None else 0.0
         between_s = time.time() - (last.ended_s or time.time())

@@ -26,6 +26,8 @@ _FORM = re.compile(
     r"(?::(?P<dtype>fp16|bf16))?",
     re.ASCII,
 )
+ROUNDS = 3
+"""Rounds that a run needs: one is warm-up, and two are measured."""
 _EXPECTED = "expected local:H[:DTYPE] or diloco:H[:LR[:MOMENTUM]][:DTYPE]"
 _EXAMPLES = "such as local:16:fp16 or diloco:64:0.7:0.9; DTYPE is fp16 or bf16"
 
@@ -45,7 +47,7 @@ class Averaging(Lever, frozen=True, kw_only=True):
     )
     excludes: ClassVar[Mapping[str, Exclusion]] = {
         "compression": Exclusion(
-            " keeps gradients on their node, where {other} would compress them",
+            " sends no gradients between nodes, so {other} has nothing to compress",
             "use --average local:H:fp16 for the data between nodes",
         )
     }
@@ -73,6 +75,11 @@ class Averaging(Lever, frozen=True, kw_only=True):
         return f"every {every} ({kind})" + (f", in {self.dtype}" if self.dtype else "")
 
     @property
+    def judged_steps(self) -> int:
+        """Steps after which a loss shows its effect: three rounds, or the time constant of its outer momentum."""
+        return self.every * max(ROUNDS, round(1 / (1 - self.momentum)))
+
+    @property
     def algorithm(self) -> str | None:
         """Nodes train apart between two averages."""
         return f"its nodes average {self.words}"
@@ -85,9 +92,9 @@ class Averaging(Lever, frozen=True, kw_only=True):
         """
         del workers
         if not 1 <= self.every <= _MOST_STEPS:
-            raise UsageError(f"{self.option}: a round has 1 to {_MOST_STEPS} steps", hint=_EXAMPLES)
+            raise UsageError(f"{self.option}: a round has 1 to {_MOST_STEPS:,} steps", hint=_EXAMPLES)
         if self.outer_lr is not None and not (0 < self.outer_lr < math.inf and 0 <= self.momentum < 1):
-            raise UsageError(f"{self.option}: LR is above 0, and MOMENTUM from 0 to below 1", hint=_EXAMPLES)
+            raise UsageError(f"{self.option}: LR must be above 0, MOMENTUM at least 0 and below 1", hint=_EXAMPLES)
 
     def environment(self, workers: Workers) -> dict[str, str]:
         """Its fields, and the numbers of workers."""

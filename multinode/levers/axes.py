@@ -13,7 +13,7 @@ from multinode.levers.levers import Levers
 
 
 class LeverAxes(msgspec.Struct, frozen=True, kw_only=True):
-    """Values of levers to combine; None is without it, and an empty axis as measured."""
+    """Values of levers to combine. None: without the lever. An empty axis: as measured."""
 
     compression: tuple[Compression | None, ...] = ()
     averaging: tuple[Averaging | None, ...] = ()

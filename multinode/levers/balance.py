@@ -17,17 +17,17 @@ _FORM = "the id of a run, or NODE=SPEED,... such as node0=1.6,node1=1"
 
 
 class Balance(Lever, frozen=True, kw_only=True):
-    """How fast nodes are."""
+    """The speeds of nodes."""
 
     title: ClassVar[str] = "samples by speed"
     heading: ClassVar[str] = "samples by speed"
-    phrase: ClassVar[str] = "speeds by which samples are dealt out"
+    phrase: ClassVar[str] = "speeds according to which samples are distributed"
     column: ClassVar[str] = "balance"
     needs: ClassVar[tuple[Need, ...]] = (
         Need("instrumentation"),
         Need("ddp", ", which may communicate in every micro-batch"),
-        Need("map_dataset", "{found} reads an IterableDataset, whose samples cannot be dealt out"),
-        Need("mean_loss", "{found} has a loss of its own, and what its mean is taken of is unknown"),
+        Need("map_dataset", "{found} reads an IterableDataset, whose samples cannot be distributed by index"),
+        Need("mean_loss", "{found} has its own loss, and it is unknown whether that is a mean over samples"),
     )
     excludes: ClassVar[Mapping[str, Exclusion]] = {
         "averaging": Exclusion(": with {other} nodes do not wait for each other in each step")
@@ -56,8 +56,12 @@ class Balance(Lever, frozen=True, kw_only=True):
         """
         unknown = next((node for node in workers.nodes if node not in self.speeds), None)
         if unknown is not None:
-            source = f"run {self.run_id} did not measure it" if self.run_id is not None else "it names no speed of it"
-            raise UsageError(f"{self.option}: {source}", node=unknown, hint="name every node: --balance NODE=SPEED,...")
+            source = f" (measured in run {self.run_id})" if self.run_id is not None else ""
+            raise UsageError(
+                f"{self.option}{source} has no speed for this node",
+                node=unknown,
+                hint="name every node: --balance NODE=SPEED,...",
+            )
         counts = zip(workers.nodes, workers.counts, strict=True)
         return tuple(self.speeds[node] for node, count in counts for _ in range(count))
 
@@ -77,9 +81,9 @@ class Balance(Lever, frozen=True, kw_only=True):
         shares = self.shares(workers)
         if shares is not None and len(set(shares)) == 1:
             raise UsageError(
-                f"{self.option}: micro-batches of {workers.batch} cannot be split finer: each worker gets the same "
-                "samples",
-                hint="a larger per_device_train_batch_size, and gradient_accumulation_steps as many times smaller",
+                f"{self.option}: micro-batches of {workers.batch} cannot be split further: each worker gets the same "
+                f"number of samples",
+                hint="use larger micro-batches and fewer accumulation steps",
             )
 
     def environment(self, workers: Workers) -> dict[str, str]:
@@ -100,7 +104,7 @@ class Balance(Lever, frozen=True, kw_only=True):
         firsts = [sum(workers.counts[:place]) for place in range(len(workers.counts))]
         texts = [f"{shares[first]:d}" if shares is not None else f"{speeds[first]:.3g}" for first in firsts]
         each = ", ".join(f"{node} {text}" for node, text in zip(workers.nodes, texts, strict=True))
-        per_step = "samples per step and worker" if shares is not None else "samples of a worker in proportion"
+        per_step = "samples per step and worker" if shares is not None else "relative number of samples per worker"
         yield f"{per_step}: {each} ({self.option}{source})"
 
 
@@ -118,7 +122,9 @@ def parse_balance(text: str) -> Balance:
         except ValueError:
             speed = math.nan
         if not node or node in speeds or not (math.isfinite(speed) and speed > 0):
-            raise UsageError(f"--balance {text}: {part.strip()!r} is not NODE=SPEED, each node once", hint=_FORM)
+            raise UsageError(
+                f"--balance {text}: {part.strip()!r} is not NODE=SPEED with a speed above 0, each node once", hint=_FORM
+            )
         speeds[node] = speed
     return Balance(speeds=speeds)
 

@@ -65,7 +65,7 @@ class Compression(Lever, frozen=True, kw_only=True):
         if self.kind not in _DTYPES and self.rank is None:
             raise UsageError(
                 f"{self.option}: unknown compression",
-                hint=f"one of {', '.join(_DTYPES)}, powersgd, powersgd:RANK, powersgd:RANK:START",
+                hint=f"use one of {', '.join(_DTYPES)}, powersgd, powersgd:RANK, powersgd:RANK:START",
             )
 
     def environment(self, workers: Workers) -> dict[str, str]:

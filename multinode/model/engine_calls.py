@@ -15,7 +15,8 @@ import msgspec
 
 from multinode.errors import JobError
 from multinode.job.deepspeed import DeepSpeedConfig
-from multinode.job.job import Job, LlamaFactoryJob
+from multinode.job.job import TrainingJob, set_options
+from multinode.job.settings import is_true
 from multinode.model.tensors import Tensor
 from multinode.model.training import ShardedTraining, read_training, zero_3_gathers
 from multinode.records.benchmark import Message
@@ -45,7 +46,7 @@ _FILLED = (
     "the parameters that ZeRO-3 gathers together depend on its trace of the model; they are approximated by filling "
     "stage3_prefetch_bucket_size in module order"
 )
-_SCALES = "the scales beside quantised values are excluded: one number for some thousand"
+_SCALES = "the scales of quantized values are excluded: one number per several thousand values"
 _STAY_WHOLE = "parameters that are reused soon stay gathered for the backward pass (stage3_max_reuse_distance)"
 _WRAPS_LAYERS = (
     "FSDP is assumed to wrap each decoder layer and to reduce gradients in the last micro-batch only, as with the "
@@ -72,7 +73,7 @@ _Sent = tuple[list[Call], tuple[str, ...]]
 
 
 def step_messages(
-    job: Job, model: Mapping[str, Any] | None, layout: Layout, transformers: str | None = None
+    job: TrainingJob, model: Mapping[str, Any] | None, layout: Layout, transformers: str | None = None
 ) -> StepMessages:
     """The calls of one optimizer step of a job; they do not depend on the backend.
 
@@ -85,11 +86,6 @@ def step_messages(
     Raises:
         JobError: the traffic of the job is unknown.
     """
-    if not isinstance(job, LlamaFactoryJob):
-        raise JobError(
-            "the messages of a script are unknown before it runs",
-            hint="use a LLaMA-Factory YAML: multinode nccl-test --like sft.yaml",
-        )
     training = read_training(job, model, transformers)
     calls, notes = engine_calls(job, training, layout)
     between = [call for call in calls if call.reach is not GroupScope.NODE]
@@ -102,7 +98,7 @@ def step_messages(
     return StepMessages(training=training.name, messages=tuple(per_step), notes=(*notes, _SMALL_LEFT_OUT))
 
 
-def engine_calls(job: LlamaFactoryJob, training: ShardedTraining, layout: Layout) -> _Sent:
+def engine_calls(job: TrainingJob, training: ShardedTraining, layout: Layout) -> _Sent:
     """The calls of a step as the engine of a job makes them, and their known differences from the real training."""
     if training.strategy is Strategy.DDP:
         calls, notes = _ddp(job, training) if training.settings is None else _zero_0(training)
@@ -173,24 +169,25 @@ def _calls(kind: Call, elements: Iterable[int]) -> list[Call]:
     ]
 
 
-def _ddp(job: LlamaFactoryJob, training: ShardedTraining) -> _Sent:
+def _ddp(job: TrainingJob, training: ShardedTraining) -> _Sent:
     """Torch's DDP: all-reduces its buckets once per step, after the last micro-batch.
 
     It rebuilds them after the first iteration in the order in which gradients arrive. If it looks for unused
     parameters, it keeps its first buckets: the modules' order, filled from the front.
     """
-    config, width = job.config, training.load.gradient_bytes
+    config, width = job.arguments, training.load.gradient_bytes
     cap_mib = config.get("ddp_bucket_cap_mb") or _CAP_MIB
     if type(cap_mib) is not int or cap_mib < 1:
         raise JobError(
-            f"{job.config_path}: ddp_bucket_cap_mb: {cap_mib!r} is not a size in MiB", hint="--set ddp_bucket_cap_mb=25"
+            f"{job.config_path}: ddp_bucket_cap_mb: {cap_mib!r} is not a size in MiB",
+            hint=set_options(job, ddp_bucket_cap_mb=_CAP_MIB),
         )
     caps = [cap_mib * MIB] if cap_mib != _CAP_MIB else [_FIRST_CAP_BYTES, _CAP_MIB * MIB]
     finds_unused = config.get("ddp_find_unused_parameters")
     if not isinstance(finds_unused, bool):
         # As transformers decides: not with gradient checkpointing. LLaMA-Factory turns it off for LoRA.
-        finds_unused = not training.lora and config.get("disable_gradient_checkpointing") is True
-    rebuilt = not finds_unused or config.get("ddp_static_graph") is True
+        finds_unused = not training.lora and is_true(config.get("disable_gradient_checkpointing"))
+    rebuilt = not finds_unused or is_true(config.get("ddp_static_graph"))
     order = training.tensors.arriving if rebuilt else training.tensors.trained
     sizes = fill_past((element * width for element in _elements(order)), caps)
     bucket = Call(collective="all_reduce", size_bytes=1, what="gradient buckets")
@@ -292,7 +289,7 @@ def _kept_in_node(gather: Call, gathered: Iterable[int], once: Iterable[int], ac
         # A first gather that is filled in other company is still one of that many elements.
         nearest = min(counts, key=lambda size: abs(size - elements))
         counts[nearest] -= 1 / accumulation
-    across = msgspec.structs.replace(gather, per_micro_batch=False, what="trained parameters, once a step")
+    across = msgspec.structs.replace(gather, per_micro_batch=False, what="trained parameters, once per step")
     return [
         *_calls(across, once),
         *(

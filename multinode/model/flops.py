@@ -20,7 +20,7 @@ from multinode.records.samples import TokenWork
 _FORWARD, _FROZEN, _TRAINED = 2, 4, 6
 # Both operands of attention's two products have a gradient: forward once, backward twice.
 _ATTENTION_PASSES = 3
-_WHOLE = "whole, as PaLM's MFU does"
+_WHOLE = "in full, as in PaLM's MFU"
 
 
 class Flops(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ def flops_per_token(
     attention = _attention(shape, sequence_tokens) * (0.5 if causal else 1.0)
     base = _TRAINED if adapter_parameters is None else _FROZEN
     model = base * matrices + _TRAINED * adapter + _ATTENTION_PASSES * attention
-    words = [f"{base} x {matrices:,} parameters of matrices (output layer counted, embedding not)"]
+    words = [f"{base} x {matrices:,} matrix parameters (with the output layer, without the embedding)"]
     if adapter_parameters is not None:
         words.append(f"{_TRAINED} x {adapter:,} of the adapter")
     half = "half (causal)" if causal else _WHOLE
@@ -70,7 +70,7 @@ def flops_per_token(
     if not recompute:
         return Flops(model=model, hardware=model, causal=causal, rule=rule)
     again = _FORWARD * (linears + adapter) + attention
-    rule += "; of the hardware, each layer's forward pass once more"
+    rule += "; hardware FLOPs also count each layer's forward pass a second time"
     return Flops(model=model, hardware=model + again, causal=causal, rule=rule)
 
 
@@ -91,7 +91,7 @@ def flops_of_weights(work: TokenWork, sequence_tokens: float) -> Flops:
         words.append(f"{_ATTENTION_PASSES} x attention over {sequence_tokens:,.0f} tokens, counted {_WHOLE}")
     rule = " + ".join(words)
     if work.experts:
-        rule += f"; of experts {work.experts}"
+        rule += f"; for experts, {work.experts}"
     if work.attention_width is None:
         rule += "; attention is not counted: a lower bound"
     if work.left_out:
@@ -100,7 +100,7 @@ def flops_of_weights(work: TokenWork, sequence_tokens: float) -> Flops:
     if not work.recomputed:
         return Flops(model=model, hardware=model, causal=False, rule=rule)
     again = _FORWARD * work.recomputed + attention
-    rule += "; of the hardware, each layer's forward pass once more"
+    rule += "; hardware FLOPs also count each layer's forward pass a second time"
     return Flops(model=model, hardware=model + again, causal=False, rule=rule)
 
 
@@ -121,7 +121,7 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     tflops: float  # TFLOP/s (1e12) of dense matrices in `half`, accumulated in fp32
     source: str  # where that figure is from
-    fp32_tflops: float | None = None  # outside the tensor cores; None if unknown, likewise the others
+    fp32_tflops: float | None = None  # outside the tensor cores; None if unknown
     tf32_tflops: float | None = None  # of fp32 matrices multiplied as tf32 by the tensor cores
     memory_gb_per_s: float | None = None  # memory bandwidth, reads and writes together
     others_source: str = ""  # where these three are from

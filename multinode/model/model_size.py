@@ -19,6 +19,8 @@ _ATTENTION = {
 }
 KNOWN_TYPES = frozenset(_ATTENTION)
 """Values of `model_type` whose parameters are counted here."""
+COUNTED_RANK = 8
+"""Rank of the adapter with which a node also counts a model that is trained whole."""
 # Models whose code reads attention_bias.
 _READ_ATTENTION_BIAS = frozenset({"llama", "qwen3"})
 # Larger values in a config.json are nonsense; products stay far below the limits of a float.
@@ -41,7 +43,7 @@ class Linear(msgspec.Struct, frozen=True):
         return self.outputs * (self.inputs + self.bias)
 
 
-class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="shape"):
     """Parameters of a decoder."""
 
     layers: int  # number of layers

@@ -11,9 +11,12 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from multinode.decoding import convert
-from multinode.model.model_size import ModelShape
+from multinode.model.model_size import COUNTED_RANK, ModelShape
+from multinode.records.samples import TokenWork
+from multinode.stats.unknown import Unknown
 
 _EMBEDDING, _HEAD = "embed_tokens", "lm_head"
 
@@ -53,8 +56,8 @@ class ModelTensors(msgspec.Struct, frozen=True, kw_only=True):
     tied: bool  # whether the output layer is the embedding
     table: int  # elements of the embedding
     base: tuple[Tensor, ...]  # all but adapters, in the order in which modules register them
-    trained: tuple[Tensor, ...]  # those with a gradient, in the same order
-    arriving: tuple[Tensor, ...]  # those with a gradient, in the order of the backward pass
+    trained: tuple[Tensor, ...]  # tensors with a gradient, in the order in which modules register them
+    arriving: tuple[Tensor, ...]  # tensors with a gradient, in the order of the backward pass
     layers: tuple[LayerSize, ...]  # in the order of the forward pass
     outside: LayerSize  # everything outside the layers
 
@@ -173,6 +176,17 @@ class CountedPart(msgspec.Struct, frozen=True, kw_only=True):
     layer: bool
     tensors: Annotated[tuple[CountedTensor, ...], Meta(max_length=20_000)]
 
+    def whole(self) -> CountedPart:
+        """Without adapters, every tensor trained."""
+        return replace(self, tensors=tuple(replace(each, trained=True) for each in self.tensors if not each.adapter))
+
+    def with_rank(self, times: float) -> CountedPart:
+        """With adapters of a rank that is `times` as large."""
+        resized = (
+            replace(each, elements=round(each.elements * times)) if each.adapter else each for each in self.tensors
+        )
+        return replace(self, tensors=tuple(resized))
+
 
 class CountedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A node's count of the model that a job builds, with its adapters.
@@ -182,14 +196,17 @@ class CountedModel(msgspec.Struct, frozen=True, kw_only=True):
         tied: whether the output layer is the embedding.
         table: elements of the embedding.
         parts: of the model, in the order in which modules register their tensors.
-        small: elements of a LoRA adapter of rank 8 on all linear modules; None where it cannot be attached.
+        adapted: the same with a LoRA adapter of rank COUNTED_RANK on all linear modules, if the job attaches none; None
+            where none can be attached.
+        work: the weights that one token is multiplied with, of experts their share.
     """
 
     hidden: _Count
     tied: bool
     table: _Elements
     parts: Annotated[tuple[CountedPart, ...], Meta(max_length=20_000)]
-    small: _Elements | None = None
+    adapted: CountedModel | None = None
+    work: TokenWork | Unknown
 
     def tensors(self) -> ModelTensors:
         """All of them; gradients are taken to arrive in the reverse of the order of the modules."""
@@ -207,6 +224,47 @@ class CountedModel(msgspec.Struct, frozen=True, kw_only=True):
             outside=_counted_size([tensor for part in parts if not part.layer for tensor in part.tensors]),
         )
 
+    @property
+    def has_adapter(self) -> bool:
+        """Whether an adapter is counted."""
+        return any(tensor.adapter for part in self.parts for tensor in part.tensors)
+
+    def token_work(self, *, recompute: bool) -> TokenWork | Unknown:
+        """The weights per token; with `recompute`, gradient checkpointing repeats the layers, not the output layer."""
+        if isinstance(self.work, Unknown):
+            return self.work
+        layers = max(0, self.work.active - self.table)
+        return replace(self.work, recomputed=layers) if recompute else self.work
+
+    def with_method(self, rank: int | None, counted_rank: int | None) -> CountedModel | None:
+        """The same model, trained whole or with a LoRA adapter; None where that is not known.
+
+        Args:
+            rank: of the adapter; None trains the whole model.
+            counted_rank: of the adapter that is counted; None without one.
+        """
+        if rank is None:
+            return self._whole()
+        if self.has_adapter:
+            return self._with_rank(rank / counted_rank) if counted_rank else None
+        return self.adapted._with_rank(rank / COUNTED_RANK) if self.adapted is not None else None  # noqa: SLF001
+
+    def _whole(self) -> CountedModel | None:
+        if not self.has_adapter:
+            return self
+        # Frameworks freeze encoders of images and sound, which only a count of the whole training shows.
+        if isinstance(self.work, Unknown) or self.work.left_out:
+            return None
+        weights = self.work.passed + self.work.frozen
+        work = replace(self.work, trained=weights, passed=0, frozen=0)
+        return replace(self, parts=tuple(part.whole() for part in self.parts), work=work)
+
+    def _with_rank(self, times: float) -> CountedModel:
+        work = self.work
+        if not isinstance(work, Unknown):
+            work = replace(work, trained=round(work.trained * times))
+        return replace(self, parts=tuple(part.with_rank(times) for part in self.parts), work=work)
+
 
 def _counted_size(tensors: Iterable[CountedTensor]) -> LayerSize:
     found = list(tensors)
@@ -215,6 +273,13 @@ def _counted_size(tensors: Iterable[CountedTensor]) -> LayerSize:
         adapters=sum(each.elements for each in found if each.adapter),
         trained=sum(each.elements for each in found if each.trained),
     )
+
+
+def with_method(model: Mapping[str, Any], rank: int | None, counted_rank: int | None) -> dict[str, Any] | None:
+    """A config.json with the node's count of another method (`CountedModel.with_method`); None where it is unknown."""
+    counted = counted_model(model)
+    varied = counted.with_method(rank, counted_rank) if counted is not None else None
+    return None if varied is None else {**model, _COUNTED: msgspec.to_builtins(varied)}
 
 
 def counted_model(model: Mapping[str, Any] | None) -> CountedModel | None:

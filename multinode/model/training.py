@@ -1,4 +1,4 @@
-"""ShardedTraining: what a LLaMA-Factory job trains, how the model is sharded, and the GPU memory that this needs.
+"""ShardedTraining: what a job trains, how the model is sharded, and the GPU memory that this needs.
 
 Reads the given job and config.json. The cost of the traffic is not judged here.
 """
@@ -14,15 +14,17 @@ import msgspec
 from multinode.errors import JobError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.job.engines.accelerate import fsdp_version
-from multinode.job.job import PLAIN_STAGES, LlamaFactoryJob, LlamaFactorySettings
+from multinode.job.job import TrainingJob, set_options
+from multinode.job.settings import PLAIN_STAGES, TrainingSettings, is_false, is_true
+from multinode.model.memory import NF4_BITS, MicroBatch, StatePlacement, WorkerMemory, decoder_widths
 from multinode.model.model_count import COUNTED_KEYS, UNCOUNTED
 from multinode.model.model_size import ModelShape, lora_parameters, parse_model
 from multinode.model.tensors import Adapter, ModelTensors, counted_model, tensors_of
+from multinode.stats.unknown import Unknown
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs
-from multinode.units import GIB
 
-SMALL_RANK = LlamaFactorySettings().lora_rank or 0
+SMALL_RANK = TrainingSettings().lora_rank or 0
 """Default rank of an adapter."""
 # Keys that change what is trained or sent in ways not modeled here.
 _UNKNOWN_KEYS = (
@@ -48,12 +50,13 @@ _FSDP = {
     "hybrid_shard": Strategy.HYBRID_SHARD,
 }
 _FP32_BYTES, _HALF_BYTES = 4, 2
+_HALF_TYPES = frozenset({"bfloat16", "float16"})
 _LAYERS_CHECKPOINT_THEMSELVES = (4, 52)
 _MEASURE_SIZES = "you can also measure your own sizes: multinode nccl-test -b 1M -e 64M"
 
 
 class ShardedTraining(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a LLaMA-Factory training that decides its traffic."""
+    """The part of a training that decides its traffic."""
 
     strategy: Strategy
     tensors: ModelTensors
@@ -75,29 +78,31 @@ class ShardedTraining(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_training(
-    job: LlamaFactoryJob, model: Mapping[str, Any] | None, transformers: str | None = None
+    job: TrainingJob, model: Mapping[str, Any] | None, transformers: str | None = None
 ) -> ShardedTraining:
     """What the job trains and how.
 
     `model` is its config.json, None if it could not be read; `transformers` the version on the nodes, None one whose
     layers checkpoint themselves.
     """
-    config = job.config
+    config = job.arguments
     tensors, small_trainable = _read_tensors(job, model)
     settings = parse_deepspeed(job.deepspeed_text)
     strategy = _strategy(job, settings)
-    half = any(config.get(key) is True for key in ("bf16", "fp16", "pure_bf16"))
+    half = any(is_true(config.get(key)) for key in ("bf16", "fp16", "pure_bf16"))
+    # Adapters are kept in fp32.
+    whole = not tensors.adapters and _loads_half(config, model)
     version = fsdp_version(config.get("fsdp_config"))
     load = TrafficInputs(
         parameters=tensors.parameters + tensors.adapters,
         trainable=tensors.trainable,
         parameter_bytes=_HALF_BYTES if half else _FP32_BYTES,
-        gradient_bytes=_gradient_bytes(strategy, config, settings, half=half),
+        gradient_bytes=_gradient_bytes(strategy, settings, half=half, loads_half=whole),
     )
     small = msgspec.structs.replace(
         load,
         trainable=small_trainable,
-        gradient_bytes=_gradient_bytes(Strategy.DDP, config, None, half=half),
+        gradient_bytes=_gradient_bytes(Strategy.DDP, None, half=half, loads_half=is_true(config.get("pure_bf16"))),
     )
     training = ShardedTraining(
         strategy=strategy,
@@ -107,20 +112,21 @@ def read_training(
         accumulation=job.settings.gradient_accumulation_steps or 1,
         load=load,
         small=small,
-        recompute=config.get("disable_gradient_checkpointing") is not True,
+        recompute=not is_true(config.get("disable_gradient_checkpointing")),
         around=strategy in {Strategy.FSDP, Strategy.HYBRID_SHARD} and version == 1 and _is_around(config, transformers),
     )
     load = msgspec.structs.replace(load, gathers=_gathers(training, version), fsdp_version=version)
     return msgspec.structs.replace(training, load=load)
 
 
-def _read_tensors(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> tuple[ModelTensors, int]:
+def _read_tensors(job: TrainingJob, model: Mapping[str, Any] | None) -> tuple[ModelTensors, int]:
     """The tensors, and the trained elements with an adapter: the job's, or one of rank SMALL_RANK."""
     counted = counted_model(model)
     if counted is not None:
         refuse_unknown(job, besides=COUNTED_KEYS)
         tensors = counted.tensors()
-        return tensors, tensors.trainable if tensors.adapters else counted.small or tensors.trainable
+        adapted = tensors if tensors.adapters or counted.adapted is None else counted.adapted.tensors()
+        return tensors, adapted.trainable
     shape = _read_shape(job, model)
     refuse_unknown(job)
     adapter, trainable = read_trained(job, shape)
@@ -128,13 +134,13 @@ def _read_tensors(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> tupl
     return tensors_of(shape, adapter), small
 
 
-def _read_shape(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> ModelShape:
-    name = job.config.get("model_name_or_path")
+def _read_shape(job: TrainingJob, model: Mapping[str, Any] | None) -> ModelShape:
+    name = job.arguments.get("model_name_or_path")
     if model is None:
         raise JobError(
             f"{job.config_path}: the message sizes depend on {name}, whose config.json could not be read",
-            hint="name a directory with config.json, here or on the nodes: --set model_name_or_path=DIRECTORY; "
-            + _MEASURE_SIZES,
+            hint="name a directory with config.json, here or on the nodes: "
+            f"{set_options(job, model_name_or_path='DIRECTORY')}; {_MEASURE_SIZES}",
         )
     shape = parse_model(model)
     if shape is None:
@@ -147,7 +153,7 @@ def _read_shape(job: LlamaFactoryJob, model: Mapping[str, Any] | None) -> ModelS
     return shape
 
 
-def refuse_unknown(job: LlamaFactoryJob, *, besides: Collection[str] = ()) -> None:
+def refuse_unknown(job: TrainingJob, *, besides: Collection[str] = ()) -> None:
     """Reject methods that are not modeled here.
 
     Keys of `besides` do not matter to the caller.
@@ -155,7 +161,7 @@ def refuse_unknown(job: LlamaFactoryJob, *, besides: Collection[str] = ()) -> No
     Raises:
         JobError: the job has such a key, or a stage other than pre-training and supervised fine-tuning.
     """
-    config = job.config
+    config = job.arguments
     key = next((key for key in _UNKNOWN_KEYS if config.get(key) and key not in besides), None)
     if key is None and job.settings.stage not in PLAIN_STAGES:
         key = "stage"
@@ -165,9 +171,9 @@ def refuse_unknown(job: LlamaFactoryJob, *, besides: Collection[str] = ()) -> No
         raise _unknown(job, key)
 
 
-def _strategy(job: LlamaFactoryJob, settings: DeepSpeedConfig | None) -> Strategy:
-    fsdp = job.config.get("fsdp")
-    if job.config.get("deepspeed") is not None:
+def _strategy(job: TrainingJob, settings: DeepSpeedConfig | None) -> Strategy:
+    fsdp = job.arguments.get("fsdp")
+    if job.arguments.get("deepspeed") is not None:
         if settings is None or fsdp:
             raise _unknown(job, "fsdp" if fsdp else "deepspeed")
         return deepspeed_strategy(settings)
@@ -196,7 +202,7 @@ def fsdp_word(strategy: Strategy) -> str:
     return next(word for word, named in _FSDP.items() if named is strategy)
 
 
-def read_trained(job: LlamaFactoryJob, shape: ModelShape) -> tuple[Adapter | None, int]:
+def read_trained(job: TrainingJob, shape: ModelShape) -> tuple[Adapter | None, int]:
     """The adapter (None if the whole model is trained) and the number of trained parameters.
 
     Raises:
@@ -221,8 +227,8 @@ def _is_around(config: Mapping[str, Any], transformers: str | None) -> bool:
 
     Since transformers 4.52 each layer checkpoints inside its unit (transformers#37223).
     """
-    is_reentrant = (
-        config.get("disable_gradient_checkpointing") is not True and config.get("use_reentrant_gc") is not False
+    is_reentrant = not is_true(config.get("disable_gradient_checkpointing")) and not is_false(
+        config.get("use_reentrant_gc")
     )
     version = re.match(r"(\d+)\.(\d+)", transformers or "")
     return is_reentrant and version is not None and (int(version[1]), int(version[2])) < _LAYERS_CHECKPOINT_THEMSELVES
@@ -267,81 +273,116 @@ def _gathers(training: ShardedTraining, version: int) -> float | None:
     return None
 
 
-def _gradient_bytes(strategy: Strategy, config: dict[str, Any], settings: DeepSpeedConfig | None, *, half: bool) -> int:
-    """Bytes per element on the wire: LLaMA-Factory trains in fp32 under DDP; DeepSpeed and FSDP send half precision."""
+def _loads_half(config: Mapping[str, Any], model: Mapping[str, Any] | None) -> bool:
+    """Whether the trained parameters themselves are kept in half precision; `auto` is the type of the checkpoint."""
+    dtype = config.get("torch_dtype")
+    if dtype == "auto":
+        dtype = (model or {}).get("dtype") or (model or {}).get("torch_dtype")
+    return is_true(config.get("pure_bf16")) or dtype in _HALF_TYPES
+
+
+def _gradient_bytes(strategy: Strategy, settings: DeepSpeedConfig | None, *, half: bool, loads_half: bool) -> int:
+    """Bytes per element on the wire: DDP sends gradients as their parameters are; DeepSpeed and FSDP half precision."""
     if settings is not None and settings.communication_bytes is not None:
         return settings.communication_bytes
     if settings is None and strategy is Strategy.DDP:
-        return _HALF_BYTES if config.get("pure_bf16") is True else _FP32_BYTES
+        return _HALF_BYTES if loads_half else _FP32_BYTES
     return _HALF_BYTES if half else _FP32_BYTES
 
 
-def _unknown(job: LlamaFactoryJob, key: str) -> JobError:
-    setting = f"{key}: {job.config[key]}" if key in job.config else key
+def _unknown(job: TrainingJob, key: str) -> JobError:
+    name = job.own_name(key)
+    setting = f"{name}: {job.arguments[key]}" if key in job.arguments else name
     return JobError(
-        f"{job.config_path}: the compute and traffic of a training with {setting} are unknown", hint=_MEASURE_SIZES
+        f"{job.config_path}: the compute and traffic of training with {setting} are unknown", hint=_MEASURE_SIZES
     )
 
 
-COUNTED = "parameters, gradients, Adam states and DDP buckets, without activations"
-_ADAM_BYTES = 2 * _FP32_BYTES
+_EIGHT_BITS = "8bit"
+_SINGLE_QUANTISATION_BITS = 4.5
+# Of a group of quantized weights the scale has 16 bits, and the zero point as many as a weight.
+_SCALE_BITS, _GROUP = 16, 128
+_GPTQ, _AWQ = "gptq", "awq"
+# Code that replaces the model's, or optimizers whose states are not counted.
+_UNCOUNTED_MEMORY = ("use_unsloth", "use_unsloth_gc", "use_badam", "use_galore", "use_apollo", "use_muon")
 
 
-class StatePlacement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the training states are kept."""
+def worker_memory(
+    job: TrainingJob, training: ShardedTraining, model: Mapping[str, Any], layout: Layout
+) -> WorkerMemory | Unknown:
+    """What decides the memory of one of the job's workers, with samples as long as `cutoff_len`.
 
-    half: bool = False  # whether the training computes in bf16 or fp16
-    frozen_bits: int | None = None  # per frozen parameter; None is 16 in half precision, otherwise 32
-    optimizer_elsewhere: bool = False  # whether the optimizer states are in host memory or on disk
-    parameters_elsewhere: bool = False  # likewise
-
-
-class MemoryNeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of one worker, in GiB."""
-
-    parameters_gib: float  # trained and frozen
-    gradients_gib: float  # of the trained parameters
-    optimizer_gib: float  # Adam's two moments, and DeepSpeed's fp32 copy
-    buckets_gib: float = 0.0  # into which DDP copies the gradients
-
-    @property
-    def total_gib(self) -> float:
-        """The sum."""
-        return self.parameters_gib + self.gradients_gib + self.optimizer_gib + self.buckets_gib
-
-
-def memory_need(
-    strategy: Strategy, load: TrafficInputs, layout: Layout, placement: StatePlacement
-) -> MemoryNeed | None:
-    """Memory of the states; None if the number of parameters is unknown.
-
-    With T trained and F frozen parameters on n workers, in bytes, as the engines keep them:
-    - DDP: 4T, gradients 4T, Adam 8T, buckets 4T (torch copies gradients into buckets unless it uses views).
-      LLaMA-Factory and autocast keep trained parameters in fp32.
-    - ZeRO-1 in half: 2T, gradients 2T, (4 + 8)T/n (Rajbhandari et al. 2020); in fp32 4T and 4T. ZeRO-2: gradients
-    /n.
-      ZeRO-3: parameters /n as well, frozen ones included.
-    - ZeRO-3 hpZ: as ZeRO-3, and all parameters once more over the workers of a node.
-    - FSDP: 4T, 4T and 8T, all /n, frozen parameters too; SHARD_GRAD_OP keeps the parameters whole; hybrid shard
-      divides by the workers of a node.
+    Args:
+        job: the job.
+        training: what it trains, as `read_training` has it.
+        model: its config.json.
+        layout: the workers.
     """
-    if load.parameters is None:
-        return None
-    workers = layout.workers_per_node if strategy is Strategy.HYBRID_SHARD else layout.workers
-    trained, frozen = load.trainable, max(0, load.parameters - load.trainable)
-    deepspeed = strategy.engine == "DeepSpeed"
-    width = _HALF_BYTES if deepspeed and placement.half else _FP32_BYTES
-    frozen_bits = placement.frozen_bits or 8 * (_HALF_BYTES if placement.half else _FP32_BYTES)
-    parameters = trained * width + frozen * frozen_bits / 8
-    optimizer = trained * (_ADAM_BYTES + (_FP32_BYTES if deepspeed else 0))
-    kept = 0.0 if placement.parameters_elsewhere else parameters / (workers if strategy.shards_parameters else 1)
-    if strategy is Strategy.ZERO3_HPZ:
-        kept += parameters / layout.workers_per_node
-    return MemoryNeed(
-        parameters_gib=kept / GIB,
-        gradients_gib=trained * width / (workers if strategy.shards_gradients else 1) / GIB,
-        optimizer_gib=0.0
-        if placement.optimizer_elsewhere
-        else optimizer / (1 if strategy is Strategy.DDP else workers) / GIB,
-        buckets_gib=trained * width / GIB if strategy is Strategy.DDP and layout.workers > 1 else 0.0,
+    config, settings, widths = job.arguments, job.settings, decoder_widths(model)
+    samples, tokens = settings.per_device_train_batch_size, settings.cutoff_len
+    optimizer = str(config.get("optim") or "adamw_torch")
+    foreign = next((key for key in _UNCOUNTED_MEMORY if config.get(key)), None)
+    if foreign is not None or "adamw" not in optimizer:
+        return Unknown(f"the memory of training with {foreign or f'optim: {optimizer}'} is unknown")
+    if widths is None or samples is None or tokens is None:
+        return Unknown("config.json does not have the model's widths, or the YAML no batch or length")
+    pure, targets = is_true(config.get("pure_bf16")), settings.lora_target or "all"
+    return WorkerMemory(
+        strategy=training.strategy,
+        load=training.load,
+        layout=layout,
+        placement=_placement(job, training, model, outside=widths.outside, pure=pure),
+        widths=widths,
+        batch=MicroBatch(
+            samples=samples,
+            tokens=tokens,
+            recompute=training.recompute,
+            eager=config.get("flash_attn") == "disabled",
+            adapted=tuple(name.strip() for name in targets.split(",")) if training.lora else None,
+            dropout=bool(settings.lora_dropout),
+            autocast=not pure and training.strategy.engine != "DeepSpeed",
+            fused_loss=is_true(config.get("enable_liger_kernel")),
+            varied=job.synthetic is None and not (is_true(config.get("packing")) or settings.stage == "pt"),
+        ),
+        deepspeed=training.settings,
     )
+
+
+def _placement(
+    job: TrainingJob, training: ShardedTraining, model: Mapping[str, Any], *, outside: int, pure: bool
+) -> StatePlacement:
+    config, sharing = job.arguments, training.settings if training.strategy.engine == "DeepSpeed" else None
+    own = model.get("quantization_config")
+    method = own.get("quant_method") if isinstance(own, Mapping) else None
+    quantised = _own_bits(own) if isinstance(own, Mapping) and method in {_GPTQ, _AWQ} else _asked_bits(config)
+    return StatePlacement(
+        half=any(is_true(config.get(key)) for key in ("bf16", "fp16", "pure_bf16")),
+        frozen_bits=quantised,
+        whole_layer=method == _GPTQ,
+        whole_frozen=outside if quantised is not None else 0,
+        trained_bytes=_HALF_BYTES if pure else None,
+        moment_bytes=1 if _EIGHT_BITS in str(config.get("optim")) else None,
+        optimizer_elsewhere=sharing is not None and sharing.offload_optimizer is not None,
+        # Below stage 3 each worker keeps them whole, and DeepSpeed ignores `offload_param`.
+        parameters_elsewhere=sharing is not None
+        and sharing.offload_parameters is not None
+        and training.strategy.shards_parameters,
+    )
+
+
+def _own_bits(quantization: Mapping[str, Any]) -> float | None:
+    """Bits per weight of a checkpoint that is quantized itself."""
+    bits, group = quantization.get("bits"), quantization.get("group_size")
+    if type(bits) is not int or bits <= 0:
+        return None
+    size = group if type(group) is int and group > 0 else _GROUP
+    return bits + (_SCALE_BITS + bits) / size
+
+
+def _asked_bits(config: Mapping[str, Any]) -> float | None:
+    """Bits per weight of what the job quantizes with bitsandbytes."""
+    bits = config.get("quantization_bit")
+    if type(bits) is not int or bits <= 0:
+        return None
+    four = _SINGLE_QUANTISATION_BITS if is_false(config.get("double_quantization")) else NF4_BITS
+    return four if bits == 4 else float(bits)  # noqa: PLR2004

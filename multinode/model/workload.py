@@ -12,10 +12,11 @@ import msgspec
 
 from multinode.errors import JobError
 from multinode.figures.figure import Figure, Row
-from multinode.job.job import Job, LlamaFactoryJob, LlamaFactorySettings
+from multinode.job.job import Job, TrainingJob
+from multinode.job.settings import is_false, is_true
 from multinode.levers.levers import NONE, TYPES, Levers
 from multinode.records.samples import plausible_count
-from multinode.stats.unknown import Unknown
+from multinode.stats.unknown import UNMEASURED, Unknown
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, Work
 from multinode.units import UNKNOWN
@@ -42,7 +43,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag
     per_device_batch: int | None = None  # samples per worker and micro-batch
     accumulation: int | None = None  # micro-batches per step
     sequence_length: int | None = None  # longest sample in tokens (`cutoff_len`)
-    packing: bool | None = None  # whether samples share a row
+    packing: bool | None = None  # whether several samples are packed into one sequence
     precision: str | None = None  # `fp32`, `bf16` or `fp16`
     recompute: bool | None = None  # whether activations are recomputed (gradient checkpointing)
     # whether gradients are reduced during the backward pass (DeepSpeed's `overlap_comm`; DDP always)
@@ -156,7 +157,7 @@ SEQUENCE_LENGTH = Setting[int](
 PACKING = Setting[bool](
     "packing",
     "packing",
-    about="whether samples share a row",
+    about="whether several samples are packed into one sequence",
     decided_by=("packing", "neat_packing", "stage"),
 )
 RECOMPUTE = Setting[bool](
@@ -248,8 +249,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     settings: JobSettings
     whole: FullRun = FullRun()
-    work: Work | None = None  # what it communicates, from the job's files; None if they do not say
-    reason: str = ""  # why `work` is None
+    work: Work | Unknown = UNMEASURED  # what it communicates, from the job's files
     versions: dict[str, str] = {}  # of torch, the engine and NCCL on node 0, by package
 
 
@@ -272,25 +272,27 @@ def read_workload(
     """
     settings = msgspec.structs.replace(read_settings(job), levers=levers)
     packages = dict(versions or {})
-    if not isinstance(job, LlamaFactoryJob):
-        reason = "the communication of a script is known only from its steps"
-        return Workload(settings=settings, reason=reason, versions=packages)
+    training = job.training
+    if training is None:
+        lacking = Unknown("the communication of a script is known only from its steps")
+        return Workload(settings=settings, work=lacking, versions=packages)
     try:
-        work, reason = read_work(job, model, layout, packages.get("transformers")), ""
+        work: Work | Unknown = read_work(training, model, layout, packages.get("transformers"))
     except JobError as error:
-        work, reason = None, error.message
-    return Workload(settings=settings, whole=_full_run(job), work=work, reason=reason, versions=packages)
+        work = Unknown(error.message)
+    return Workload(settings=settings, whole=_full_run(training), work=work, versions=packages)
 
 
 def read_settings(job: Job) -> JobSettings:
-    """The settings of a job, with LLaMA-Factory's defaults. A value of the wrong type is unknown."""
-    if not isinstance(job, LlamaFactoryJob):
-        return JobSettings(method="script", command=" ".join(job.argv))
-    config, given = job.config, job.settings
+    """The settings of a job, with the defaults of its framework. A value of the wrong type is unknown."""
+    training = job.training
+    if training is None:
+        return JobSettings(method="script", command=" ".join(job.program))
+    config, given = job.arguments, job.settings
     method, stage = given.finetuning_type, given.stage
     if method == "lora" and config.get("quantization_bit"):
         method = _QLORA
-    strategy, overlap = _strategy(job)
+    strategy, overlap = _strategy(training)
     return JobSettings(
         model=name if isinstance(name := config.get("model_name_or_path"), str) else None,
         method=method,
@@ -301,9 +303,9 @@ def read_settings(job: Job) -> JobSettings:
         per_device_batch=given.per_device_train_batch_size,
         accumulation=given.gradient_accumulation_steps,
         sequence_length=given.cutoff_len,
-        packing=job.synthetic is None and _packs(config, stage),
+        packing=training.synthetic is None and _packs(config, stage),
         precision=_precision(config),
-        recompute=config.get("disable_gradient_checkpointing") is not True,
+        recompute=not is_true(config.get("disable_gradient_checkpointing")),
         overlap=overlap,
     )
 
@@ -329,7 +331,7 @@ def global_batch(settings: JobSettings, world_size: int | None) -> int | None:
 
 
 def read_work(
-    job: LlamaFactoryJob, model: Mapping[str, Any] | None, layout: Layout, transformers: str | None = None
+    job: TrainingJob, model: Mapping[str, Any] | None, layout: Layout, transformers: str | None = None
 ) -> Work:
     """The collective calls of one step, as the job's engine makes them."""
     from multinode.model.engine_calls import engine_calls
@@ -343,36 +345,24 @@ def read_work(
 
 def _packs(config: Mapping[str, Any], stage: str | None) -> bool:
     packing = config.get("packing")
-    return config.get("neat_packing") is True or (packing if isinstance(packing, bool) else stage == "pt")
+    usual = stage == "pt" and not is_false(packing)
+    return is_true(config.get("neat_packing")) or is_true(packing) or usual
 
 
-def _full_run(job: LlamaFactoryJob) -> FullRun:
-    config: dict[str, Any] | None
-    if job.uncut is not None:
-        config = job.uncut
-    else:
-        config = job.config if _SHORTENING.isdisjoint(job.overridden) else _written(job)
-    if config is None:
-        return FullRun()
+def _full_run(job: TrainingJob) -> FullRun:
+    own = job.uncut
+    if own is None:
+        own = job.config if _SHORTENING.isdisjoint(job.overridden) else job.given
+    config = job.kind.arguments(own, job.verb)
     steps = config.get("max_steps")
     if type(steps) is int and steps > 0:
         return FullRun(steps=steps)
-    epochs = LlamaFactorySettings.read(config).num_train_epochs
+    epochs = job.kind.defaults.given(config).num_train_epochs
     return FullRun(epochs=float(epochs) if job.synthetic is None and epochs is not None else None)
 
 
-def _written(job: LlamaFactoryJob) -> dict[str, Any] | None:
-    from multinode.strict_yaml import YamlError, parse_yaml
-
-    try:
-        config = parse_yaml(job.text)
-    except YamlError:
-        return None
-    return config if isinstance(config, dict) else None
-
-
-def _strategy(job: LlamaFactoryJob) -> tuple[str | None, bool | None]:
-    if job.config.get("deepspeed") is not None:
+def _strategy(job: TrainingJob) -> tuple[str | None, bool | None]:
+    if job.arguments.get("deepspeed") is not None:
         from multinode.job.deepspeed import parse_deepspeed
         from multinode.model.training import deepspeed_strategy
 
@@ -380,7 +370,7 @@ def _strategy(job: LlamaFactoryJob) -> tuple[str | None, bool | None]:
         if deepspeed is None:
             return None, None
         return str(deepspeed_strategy(deepspeed)) if deepspeed.stage else _ZERO_0, deepspeed.overlap_comm
-    fsdp = job.config.get("fsdp")
+    fsdp = job.arguments.get("fsdp")
     if not fsdp:
         return str(Strategy.DDP), True
     from multinode.model.training import named_fsdp
@@ -389,9 +379,9 @@ def _strategy(job: LlamaFactoryJob) -> tuple[str | None, bool | None]:
 
 
 def _precision(config: Mapping[str, Any]) -> str:
-    if config.get("bf16") is True or config.get("pure_bf16") is True:
+    if is_true(config.get("bf16")) or is_true(config.get("pure_bf16")):
         return "bf16"
-    return "fp16" if config.get("fp16") is True else "fp32"
+    return "fp16" if is_true(config.get("fp16")) else "fp32"
 
 
 def _names(value: object) -> str | None:

@@ -10,6 +10,7 @@ from multinode.network.scan_evidence import BUSBW, SIZE
 from multinode.network.size_scan import ScanReport
 from multinode.render.charts import GREY, Figure, Scatter, bars_height, interval_bars, with_axes
 from multinode.render.sheet import Chart
+from multinode.stats.unknown import Unknown
 
 
 def scan_chart(scan: ScanReport | ReadScan, name: str = "sweep") -> Chart:
@@ -41,9 +42,10 @@ def scan_chart(scan: ScanReport | ReadScan, name: str = "sweep") -> Chart:
 def tune_charts(report: TuneReport) -> Iterator[Chart]:
     """A bar per setting with its interval, beside the default's speed."""
     together = (report.together,) if report.together is not None and len(report.together.env) > 1 else ()
-    measured = [(one.text, one.gain) for one in (*report.settings, *together) if one.gain is not None]
+    tried = (*report.settings, *together)
+    measured = {one.text: one.gain for one in tried if not isinstance(one.gain, Unknown)}
     if not measured:
         return
-    figure = interval_bars(dict(measured), f"{GAIN.title} over NCCL's default")
+    figure = interval_bars(measured, f"{GAIN.title} over NCCL's default")
     figure.add_vline(x=1, line={"color": GREY, "dash": "dash"})
     yield Chart(title=f"{GAIN.title} of each setting", name="settings", figure=figure, rows=bars_height(len(measured)))

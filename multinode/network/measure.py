@@ -12,7 +12,7 @@ from multinode.check.connectivity import measure_pairs, require_pairs
 from multinode.check.probe import probe
 from multinode.cluster.cluster import Cluster
 from multinode.errors import Interrupted, UsageError
-from multinode.job.job import Job
+from multinode.job.job import TrainingJob
 from multinode.job.job_files import job_files
 from multinode.job.planning import workers_of_nodes
 from multinode.launch.context import Launch, Launched, RunContext
@@ -40,11 +40,11 @@ _TURNS = 5
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure in addition to the collectives."""
 
-    tcp: bool = True  # raw TCP around the ring of nodes, interleaved with the largest message of each collective
-    pairs: bool = False  # raw TCP between every pair
+    tcp: bool = True  # whether to measure raw TCP around the ring of nodes, interleaved with the largest messages
+    pairs: bool = False  # whether to measure raw TCP between every pair of nodes
     compare: str | None = None  # an earlier nccl-test to compare with: its id, its beginning, or `last`
-    like: Job | None = None  # a training whose messages are measured instead of those of the test
-    fresh: bool = False  # whether to tune anew if a tuning of the same command was interrupted
+    like: TrainingJob | None = None  # a training whose messages are measured instead of the test's
+    fresh: bool = False  # whether to start over if a tuning run of the same command was interrupted
 
 
 def nccl_test(launch: Launch, extent: Extent, context: RunContext) -> ScanReport:
@@ -103,7 +103,7 @@ def _load(runs: Path, name: str) -> ScanReport:
     return report
 
 
-def _ask_for_model(job: Job, launch: Launch, context: RunContext) -> tuple[Layout, dict[str, Any] | None]:
+def _ask_for_model(job: TrainingJob, launch: Launch, context: RunContext) -> tuple[Layout, dict[str, Any] | None]:
     """The layout of the training, and its model's config.json, which node 0 must have too."""
     cwd, model = str(Path.cwd()), job_files(job).model
     facts = probe(context.agent, launch.cluster, controller_cwd=cwd, packages=False, model=model, count=job).require()
@@ -141,7 +141,7 @@ def check_reduction(redop: str, dtype: str) -> None:
 
 
 def scan_sizes(begin_bytes: int, end_bytes: int, *, factor: int = 2, step_bytes: int | None = None) -> tuple[int, ...]:
-    """Sizes from begin to end, each `factor` times the previous, or `step_bytes` more (nccl-tests' -b -e -f -i).
+    """List sizes from begin to end, each `factor` times the last one or `step_bytes` larger (nccl-tests' -b -e -f -i).
 
     Raises:
         UsageError: the range is empty, too long, or contains invalid sizes.
@@ -167,7 +167,7 @@ def scan_sizes(begin_bytes: int, end_bytes: int, *, factor: int = 2, step_bytes:
 
 
 def scan_messages(collectives: Iterable[str], sizes_bytes: Sequence[int]) -> tuple[Message, ...]:
-    """Every size of every collective.
+    """List a message of every size for every collective.
 
     Raises:
         UsageError: a collective is unknown.

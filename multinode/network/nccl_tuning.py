@@ -15,6 +15,7 @@ from multinode.figures.figure import Figure, Row
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest
 from multinode.stats.estimate import Estimate, exactly, of_repeats, ratio
+from multinode.stats.unknown import UNMEASURED, Unknown, found, known, or_none, reason_of
 from multinode.units import MIB, goodput_gb_per_s
 
 AXES = {
@@ -40,9 +41,8 @@ class TunedSetting(msgspec.Struct, frozen=True, kw_only=True):
 
     axis: str  # of AXES, or `together`
     env: dict[str, str]  # the variables
-    time_us: Estimate | None = None  # of all messages in sequence; None if it could not be measured
-    gain: Estimate | None = None  # its speed over the default's, round by round: 1.2 is 20% faster
-    reason: str = ""  # why it could not be measured
+    time_us: Estimate | Unknown = UNMEASURED  # of all messages in sequence
+    gain: Estimate | Unknown = UNMEASURED  # its speed over the default's, round by round: 1.2 is 20% faster
 
     @property
     def text(self) -> str:
@@ -52,7 +52,12 @@ class TunedSetting(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_faster(self) -> bool:
         """Whether its gain's 95% confidence interval is above 1."""
-        return self.gain is not None and self.gain.low > 1
+        return not isinstance(self.gain, Unknown) and self.gain.low > 1
+
+    @property
+    def failure(self) -> str:
+        """Why it could not be measured; empty if it was, or has not been tried."""
+        return "" if self.gain == UNMEASURED else reason_of(self.gain)
 
 
 def _gain(row: Row) -> str:
@@ -69,7 +74,7 @@ GAIN = Figure[Estimate](
     "speed-up",
     "95%",
     form="times_interval",
-    about="speed over that of NCCL's default, round by round",
+    about="speed relative to NCCL's default, compared round by round",
     cell=_gain,
 )
 NOT_MEASURED = Figure[str]("reason", "not measured", about="why a setting could not be measured")
@@ -77,7 +82,7 @@ NOT_MEASURED = Figure[str]("reason", "not measured", about="why a setting could 
 
 def setting_row(setting: TunedSetting) -> Row:
     """The figures of a setting."""
-    return _row(setting, setting.text, setting.time_us, setting.gain, setting.reason)
+    return _row(setting, setting.text, setting.time_us, setting.gain, setting.failure)
 
 
 def default_row(default_us: Estimate) -> Row:
@@ -85,16 +90,18 @@ def default_row(default_us: Estimate) -> Row:
     return _row(None, "NCCL's default", default_us, exactly(1.0), "")
 
 
-def _row(setting: TunedSetting | None, name: str, time_us: Estimate | None, gain: Estimate | None, reason: str) -> Row:
-    time_ms = time_us * 1e-3 if time_us is not None else None
-    values = {SETTING: name, ALL_MESSAGES: time_ms, GAIN: gain, NOT_MEASURED: reason}
+def _row(
+    setting: TunedSetting | None, name: str, time_us: Estimate | Unknown, gain: Estimate | Unknown, failure: str
+) -> Row:
+    time_ms = found(lambda: known(time_us) * 1e-3)
+    values = {SETTING: name, ALL_MESSAGES: time_ms, GAIN: gain, NOT_MEASURED: failure}
     return Row(setting, {figure.name: value for figure, value in values.items()})
 
 
 class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     """The document of `nccl-test --tune`; `tune.json` of the run."""
 
-    schema: str = "multinode.tune/2"
+    schema: str = "multinode.tune/3"
     run_id: str
     backend: str  # `nccl`; with `gloo` nothing is measured
     nodes: tuple[str, ...]
@@ -106,7 +113,7 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     settings: tuple[TunedSetting, ...] = ()  # each measured alone, interleaved with the default
     # the best of each axis combined, measured again with the default, to avoid selection bias; None if none is faster
     together: TunedSetting | None = None
-    mtu: int | None = None  # of the slowest NIC, in bytes; likewise `link_gbit_per_s`, `ifname`
+    mtu: int | None = None  # of the slowest NIC, in bytes; also `link_gbit_per_s`, `ifname`
     link_gbit_per_s: float | None = None
     jumbo_gain: float | None = None  # TCP gain of an MTU of 9000; None if it is already set, or the rate is unknown
     directory: str = ""
@@ -173,7 +180,8 @@ def with_mtu(report: TuneReport, scan: ScanReport) -> TuneReport:
 
 def gain_of(setting: TunedSetting | None) -> float:
     """Its speed over the default's; 0 without one."""
-    return setting.gain.value if setting is not None and setting.gain is not None else 0.0
+    gain = None if setting is None else or_none(setting.gain)
+    return gain.value if gain is not None else 0.0
 
 
 def _is_since(version: str | None, since: tuple[int, int]) -> bool:

@@ -82,7 +82,7 @@ class MessagePath(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int  # S
     # that fits the counters, or several joined by `or`; None if none fits or none was judged
     algorithm: str | None = None
-    protocol: str | None = None  # likewise NCCL's, with more bytes on the wire than payload
+    protocol: str | None = None  # NCCL's protocol that fits, with more bytes on the wire than payload
     loads: tuple[NicLoad, ...] = ()  # one per node with counters
 
 
@@ -92,9 +92,9 @@ NIC_PATHS = RuleGroup("Path of collectives between nodes")
 _RULES: Mapping[Way, Rule] = {
     Way.OTHER: NIC_PATHS.rule(
         "other-interface",
-        about="another interface than the NIC of the data plane carried the messages",
+        about="an interface other than the data plane's NIC carried the messages",
         message=f"{{names}} {{verb}} {{seen}} of {{expected}} {_CALL} over {{other}}, not over {{ifname}}: the kernel "
-        "routes to the other nodes use it, or the backend is configured to use {other}.",
+        "routes to the other nodes use {other}, or the backend is configured to use it.",
         figures=(*_MESSAGE_FIGURES, "other"),
     ),
     Way.RDMA: NIC_PATHS.rule(
@@ -112,7 +112,7 @@ _RULES: Mapping[Way, Rule] = {
     ),
     Way.DIFFERS: NIC_PATHS.rule(
         "other-amount",
-        about="the NIC counted another amount than the algorithm moves",
+        about="the NIC counted a different amount from what the algorithm moves",
         message=f"{{names}} {{verb}} {{seen}} {_CALL} over {{ifname}}, {{expected}} expected: other traffic, or a "
         "different algorithm of the backend.",
         figures=_MESSAGE_FIGURES,
@@ -379,7 +379,7 @@ class NcclPath(msgspec.Struct, frozen=True, kw_only=True):
     network: str | None = None  # `Socket`, `IB`, or a plugin's name
     bootstrap_ifname: str | None = None  # interface of the bootstrap
     nics: tuple[str, ...] = ()  # available to the network: interface names, or `device:port/kind` of RDMA NICs
-    used: tuple[str, ...] = ()  # those that connections between nodes use; empty if unknown
+    used: tuple[str, ...] = ()  # NICs that connections between nodes use; empty if unknown
     # connections by transport (`NET/Socket/0`, `P2P/CUMEM`, `SHM/direct`), of all workers
     transports: dict[str, int] = {}
     channels: int | None = None  # of collectives; None if unknown

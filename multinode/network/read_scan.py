@@ -79,7 +79,7 @@ class ReadScan(msgspec.Struct, frozen=True, kw_only=True):
 
     programs: tuple[str, ...]  # that printed it: `nccl-tests`, `iperf3`, `ib_write_bw`, ..
     collective: str | None = None  # None for raw streams
-    layout: Layout | None = None  # likewise
+    layout: Layout | None = None  # None for raw streams
     link_gbit_per_s: float | None = None  # of all NICs of a node
     ceiling_gb_per_s: float | None = None  # payload that it carries
     rows: tuple[CollectiveRow, ...] = ()
@@ -153,7 +153,7 @@ def _nothing(lines: Sequence[str], files: Sequence[str], tcp: Sequence[TcpRun], 
         )
     if any("Avg bus bandwidth" in line or "Out of bounds values" in line for line in lines):
         return UsageError(
-            f"{names}: the rows of nccl-tests are missing; an average over all sizes says nothing of the network",
+            f"{names}: the rows of nccl-tests are missing; an average over all sizes says nothing about the network",
             hint="pass the whole output, with the rows of each size",
         )
     return UsageError(
@@ -202,7 +202,9 @@ class _Streams:
             return max(best.values())
         if devices < len(nics) and total <= MORE_THAN_A_LINK * sum(nics[:devices]):
             measured = format_count(devices, "NIC")
-            self.assumed.append(f"raw RDMA was measured over {measured} of {len(nics)}: the others are taken as equal")
+            self.assumed.append(
+                f"raw RDMA was measured over {measured} of {len(nics)}: the others are assumed to be equal"
+            )
             return total * len(nics) / devices
         return total
 
@@ -232,13 +234,13 @@ def _table_scan(table: PrintedTable, streams: _Streams, nccl: NcclPath | None, t
     is_alone = table.is_alone
     if not is_certain and not is_alone:
         assumed.append(
-            f"the text does not name the collective: taken as {collective}; if not, name it: multinode nccl-test "
-            "COLLECTIVE --read FILE"
+            f"the text does not name the collective, so {collective} is assumed; if that is wrong, name it: multinode "
+            f"nccl-test COLLECTIVE --read FILE"
         )
     if found.is_assumed and not is_alone:
         assumed.append(
-            f"the text does not say which ranks ran where: taken as {found.sentence}; if not: --nodes K, "
-            "--workers-per-node N"
+            f"the text does not say which ranks ran where, so {found.sentence} are assumed; if that is wrong: --nodes "
+            f"K, --workers-per-node N"
         )
     rows = collective_rows(table, collective, layout.workers)
     names = found.hosts or tuple(f"node{number}" for number in range(layout.nodes))
@@ -278,7 +280,7 @@ def _table_scan(table: PrintedTable, streams: _Streams, nccl: NcclPath | None, t
     )
 
 
-_NO_LINK = "the text does not say the rate of the NICs: --link RATE, with several NICs per node --link 4x200gbit"
+_NO_LINK = "the text does not state the rate of the NICs: add --link RATE, or --link 4x200gbit with several NICs"
 
 
 def _raw_scans(streams: _Streams, told: Missing) -> Iterator[ReadScan]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from multinode.figures.compared import ComparedFigure, compare_frames
 from multinode.figures.figure import Row
 from multinode.figures.frame import Frame
 from multinode.findings.finding import Finding
+from multinode.findings.rule import Rule, RuleGroup
 from multinode.network.scan_evidence import BUSBW, COLLECTIVE, DTYPE, REDOP, SIZE, WRONG, CollectiveRow, collective_row
 from multinode.network.size_scan import NodeState, ScanChanges, ScanReport
 from multinode.stats.estimate import Estimate
@@ -15,22 +16,60 @@ from multinode.stats.unknown import or_none
 from multinode.units import format_count, format_rate, format_size
 
 _KIB = 1024
-_OF_NIC = {
-    "link_gbit_per_s": "negotiates {now}",
-    "mtu": "has an MTU of {now}",
-    "duplex": "runs in {now} duplex",
-    "driver": "uses driver {now}",
-}
-_OF_NODE = {
-    "ifname": "uses {now}",
-    "python": "has Python {now}",
-    "torch": "has torch {now}",
-    "nccl": "has NCCL {now}",
-    "cuda": "has CUDA {now}",
-    "gpu": "has {now}",
-    "gpu_driver": "has GPU driver {now}",
-    "cores": "has {now} cores",
-}
+CHANGES = RuleGroup("Changes from one nccl-test to the next")
+_COUNTS = ("compared", "slower", "faster", "unjudged", "became_wrong_or_right")
+_NOTHING_COMMON = CHANGES.rule(
+    "nothing-common", about="tests without a common message", message="The two scans have no message in common."
+)
+_CHANGED = CHANGES.rule(
+    "changed",
+    about="messages whose speed changed beyond its interval",
+    message="{changed} of {compared_words} changed{most}{notes}.",
+    figures=_COUNTS,
+)
+_UNCHANGED = CHANGES.rule(
+    "unchanged",
+    about="no speed changed beyond its interval",
+    message="No speed changed beyond its interval ({judged} compared){notes}.",
+    figures=_COUNTS,
+)
+_UNJUDGED = CHANGES.rule(
+    "unjudged",
+    about="tests without intervals, whose speeds are not judged",
+    message="{unjudged_words} without an interval, not judged{notes}.",
+    figures=_COUNTS,
+)
+_WRONG = CHANGES.rule(
+    "wrong_values",
+    about="a message whose values became wrong or right",
+    message="{wrong_now} values of {call} are wrong, {wrong_before} before",
+    figures=(*(figure.name for figure in (COLLECTIVE, DTYPE, REDOP, SIZE)), "wrong_before", "wrong_now"),
+)
+
+
+def _change(code: str, about: str, message: str) -> Rule:
+    return CHANGES.rule(code, about=about, message=f"{message}, was {{earlier}}", figures=("before", "now"))
+
+
+_BACKEND = _change("backend", "another backend", "measured with {value} now")
+_WORKERS = _change("workers", "another number of workers", "measured with {value} now")
+_ORDER = _change("order", "another order of the nodes", "the order of the nodes is now {value}")
+_OF_NIC = (
+    _change("link_gbit_per_s", "another rate of a link", "{where} now negotiates {value}"),
+    _change("mtu", "another MTU", "{where} now has an MTU of {value}"),
+    _change("duplex", "another duplex mode", "{where} now runs in {value} duplex"),
+    _change("driver", "another driver of a NIC", "{where} now uses driver {value}"),
+)
+_OF_NODE = (
+    _change("ifname", "another data-plane NIC", "{where} now uses {value}"),
+    _change("python", "another Python", "{where} now has Python {value}"),
+    _change("torch", "another torch", "{where} now has torch {value}"),
+    _change("nccl", "another NCCL", "{where} now has NCCL {value}"),
+    _change("cuda", "another CUDA", "{where} now has CUDA {value}"),
+    _change("gpu", "other GPUs", "{where} now has {value}"),
+    _change("gpu_driver", "another GPU driver", "{where} now has GPU driver {value}"),
+    _change("cores", "another number of cores", "{where} now has {value} cores"),
+)
 
 
 def compare_scans(before: ScanReport, now: ScanReport) -> ScanChanges:
@@ -43,7 +82,7 @@ def compare_scans(before: ScanReport, now: ScanReport) -> ScanChanges:
     return ScanChanges(
         before=before.run_id,
         now=now.run_id,
-        text=_summary(rows, wrong),
+        verdict=_verdict(rows, wrong),
         environment=(*_terms(before, now), *_environment(before.states, now.states)),
         came=tuple(name for name in new if name not in old),
         gone=tuple(name for name in old if name not in new),
@@ -73,16 +112,9 @@ def _wrong(before: Frame, now: Frame) -> Iterator[Finding]:
         wrong_now, wrong_before = (or_none(each[WRONG]) for each in (row, earlier[identity]))
         if wrong_now is None or wrong_before is None or bool(wrong_now) == bool(wrong_before):
             continue
-        yield Finding(
-            code="wrong_values",
-            figures={
-                **{figure.name: figure.tell(row) for figure in (COLLECTIVE, DTYPE, REDOP)},
-                SIZE.name: row.item.size_bytes,
-                "wrong_before": wrong_before,
-                "wrong_now": wrong_now,
-            },
-            message=f"{wrong_now} values of {_name(row)} are wrong, {wrong_before} before",
-        )
+        operation = {figure.name: figure.tell(row) for figure in (COLLECTIVE, DTYPE, REDOP)}
+        size: dict[str, object] = {SIZE.name: row.item.size_bytes}
+        yield _WRONG.found(None, call=_name(row), wrong_before=wrong_before, wrong_now=wrong_now, **operation, **size)
 
 
 def _name(row: Row) -> str:
@@ -95,36 +127,48 @@ def _name(row: Row) -> str:
     return f"{message.collective}{redop} {size}{dtype}"
 
 
-def _summary(rows: Sequence[ComparedFigure], wrong: Sequence[Finding]) -> str:
+def _verdict(rows: Sequence[ComparedFigure], wrong: Sequence[Finding]) -> Finding:
     if not rows:
-        return "The two scans have no message in common."
+        return _NOTHING_COMMON.found(None)
     unjudged = sum(row.changed is None for row in rows)
-    notes = [f"{format_count(unjudged, 'message')} without an interval, not judged"] if unjudged else []
-    if wrong:
-        notes.append(f"values of {format_count(len(wrong), 'message')} became wrong or right")
     changes = {row.name: row.ratio.value - 1 for row in rows if row.changed and isinstance(row.ratio, Estimate)}
+    slower = {name: change for name, change in changes.items() if change < 0}
+    faster = {name: change for name, change in changes.items() if change > 0}
+    without = format_count(unjudged, "message")
+    notes = [f"values of {format_count(len(wrong), 'message')} became wrong or right"] if wrong else []
+    rule = _CHANGED if changes else _UNCHANGED if len(rows) > unjudged else _UNJUDGED
+    if unjudged and rule is not _UNJUDGED:
+        notes = [f"{without} without an interval, not judged", *notes]
+    return rule.found(
+        None,
+        changed=len(changes),
+        compared_words=format_count(len(rows), "message"),
+        judged=format_count(len(rows) - unjudged, "message"),
+        unjudged_words=without,
+        most="".join(map(_most, ("slower", "faster"), (slower, faster))),
+        notes="".join(f"; {note}" for note in notes),
+        compared=len(rows),
+        slower=len(slower),
+        faster=len(faster),
+        unjudged=unjudged,
+        became_wrong_or_right=len(wrong),
+    )
+
+
+def _most(way: str, changes: Mapping[str, float]) -> str:
     if not changes:
-        judged = format_count(len(rows) - unjudged, "message")
-        same = [f"No speed changed beyond its interval ({judged} compared)"] if len(rows) > unjudged else []
-        return f"{'; '.join((*same, *notes))}."
-    told = [f"{len(changes)} of {format_count(len(rows), 'message')} changed"]
-    for way, mine in (
-        ("slower", {name: change for name, change in changes.items() if change < 0}),
-        ("faster", {name: change for name, change in changes.items() if change > 0}),
-    ):
-        if mine:
-            most = max(mine, key=lambda name: abs(mine[name]))
-            told.append(f"{len(mine)} {way}, most: {most} ({mine[most]:+.0%})")
-    return f"{'; '.join((*told, *notes))}."
+        return ""
+    most = max(changes, key=lambda name: abs(changes[name]))
+    return f"; {len(changes)} {way}, largest change: {most} ({changes[most]:+.0%})"
 
 
 def _terms(before: ScanReport, now: ScanReport) -> Iterator[Finding]:
-    for code, then, value in (
-        ("backend", before.backend, now.backend),
-        ("workers", before.workers_in_words, now.workers_in_words),
+    for rule, then, value in (
+        (_BACKEND, before.backend, now.backend),
+        (_WORKERS, before.workers_in_words, now.workers_in_words),
     ):
         if then != value:
-            yield _difference(code, "measured with {now} now", then, value)
+            yield _difference(rule, "", then, value)
 
 
 def _environment(before: Sequence[NodeState], now: Sequence[NodeState]) -> Iterator[Finding]:
@@ -133,24 +177,24 @@ def _environment(before: Sequence[NodeState], now: Sequence[NodeState]) -> Itera
     names = {node.name for node, _ in common}
     order, previous = (", ".join(node.name for node in nodes if node.name in names) for nodes in (now, before))
     if order != previous:
-        yield _difference("order", "the order of the nodes is now {now}", previous, order)
-    for field, words in (_OF_NIC | _OF_NODE).items():
+        yield _difference(_ORDER, "", previous, order)
+    for rule in (*_OF_NIC, *_OF_NODE):
         changed: dict[NodeState, tuple[float | str, float | str]] = {}
         for node, earlier in common:
-            then, value = getattr(earlier, field), getattr(node, field)
+            then, value = getattr(earlier, rule.code), getattr(node, rule.code)
             # Values unknown in one scan count as unchanged.
             if None not in (then, value) and then != value:
                 changed[node] = (then, value)
         if len(changed) == len(common) > 1 and len(set(changed.values())) == 1:
-            where = "the NIC of every node" if field in _OF_NIC else "every node"
-            yield _difference(field, f"{where} now {words}", *next(iter(changed.values())))
+            where = "the NIC of every node" if rule in _OF_NIC else "every node"
+            yield _difference(rule, where, *next(iter(changed.values())))
             continue
         for node, values in changed.items():
-            where = f"{node.name}'s {node.ifname or 'NIC'}" if field in _OF_NIC else node.name
-            yield _difference(field, f"{where} now {words}", *values, node=node.name)
+            where = f"{node.name}'s {node.ifname or 'NIC'}" if rule in _OF_NIC else node.name
+            yield _difference(rule, where, *values, node=node.name)
 
 
-def _difference(code: str, sentence: str, before: float | str, now: float | str, *, node: str | None = None) -> Finding:
-    shown, then = (format_rate(float(value)) if code == "link_gbit_per_s" else value for value in (now, before))
-    message = f"{sentence.replace('{now}', str(shown))}, was {then}"
-    return Finding(code=code, node=node, figures={"before": before, "now": now}, message=message)
+def _difference(rule: Rule, where: str, before: float | str, now: float | str, *, node: str | None = None) -> Finding:
+    is_rate = rule.code == "link_gbit_per_s"
+    value, earlier = (format_rate(float(each)) if is_rate else each for each in (now, before))
+    return rule.found(node, where=where, value=value, earlier=earlier, before=before, now=now)

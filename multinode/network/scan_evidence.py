@@ -47,7 +47,7 @@ class SizeShare(msgspec.Struct, frozen=True, kw_only=True):
     nic_gb_per_s: float  # through the busiest NIC in one direction
     busbw_gb_per_s: float  # as in nccl-tests
     share_of_ceiling: float | None = None  # of the TCP line rate of the slowest link; None if its rate is unknown
-    share_of_tcp: float | None = None  # of raw TCP around the ring; None if not measured. Likewise `share_of_rdma`.
+    share_of_tcp: float | None = None  # of raw TCP around the ring; None if not measured; also `share_of_rdma`
     share_of_rdma: float | None = None
     usual_share: float = 1.0  # share of a link that the backend normally gets for this collective
     latency_share: float = 0.0  # of its time, what a small message takes as well; 1 for a small message
@@ -86,6 +86,12 @@ class ScanEvidence(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         rates = [sum(self.nics_gbit_per_s.get(name, ())) or nic.speed_gbit_per_s for name, nic in self.nics.items()]
         measured = [rate for rate in rates if rate]
         return min(measured) if measured and len(measured) == len(rates) else None
+
+    @property
+    def link_nics(self) -> int:
+        """Number of NICs whose combined rate is `link_gbit_per_s`."""
+        rates = [self.nics_gbit_per_s.get(name) or (nic.speed_gbit_per_s or 0.0,) for name, nic in self.nics.items()]
+        return len(min(rates, key=sum, default=(0.0,)))
 
     @property
     def num_wrong(self) -> int:
@@ -257,7 +263,7 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     count: int  # elements, as nccl-tests prints them
     iters: int  # timed iterations
     time_us: Estimate  # duration of the operation: median over iterations of the slowest worker's time
-    p95_us: float  # likewise, the 95th percentile
+    p95_us: float  # 95th percentile of the slowest worker's time
     cv: float = 0.0  # coefficient of variation, standard deviation over mean; 0 for a single iteration
     transfer_us: float  # time without waiting for others: median over iterations of the fastest worker's time
     algbw_gb_per_s: float  # size over time, 1e9 bytes per second
@@ -290,7 +296,7 @@ TIME = Figure[Estimate](
 TIME_MS = Figure[Estimate](
     "time_ms", "time", "ms", form="interval", about="duration of a long operation, median of the slowest worker's times"
 )
-ALGBW = Figure[Estimate]("algbw_gb_per_s", "algbw", "GB/s", form="figure", about="size over time")
+ALGBW = Figure[Estimate]("algbw_gb_per_s", "algbw", "GB/s", form="figure", about="size divided by time")
 BUSBW = Figure[Estimate]("busbw_gb_per_s", "busbw", "GB/s", form="figure", about="algbw times the collective's factor")
 WRONG = Figure[int]("num_wrong", "#wrong", form="digits", about="elements with a wrong value, over all workers")
 P95 = Figure[float]("p95_us", "p95", "us", form="hundredths", about="95th percentile of the slowest worker's times")
@@ -299,14 +305,20 @@ OF_LINE = Figure[float](
     "of line rate",
     "TCP",
     form="percent",
-    about="busbw over the TCP line rate of the slowest NIC",
+    about="busbw relative to the TCP line rate of the slowest NIC",
     phrase="of TCP line rate",
 )
 OF_TCP = Figure[float](
-    "share_of_tcp", "of raw TCP", form="percent", about="busbw over plain transfers between the same NICs, same run"
+    "share_of_tcp",
+    "of raw TCP",
+    form="percent",
+    about="busbw relative to plain transfers between the same NICs in the same run",
 )
 OF_RDMA = Figure[float](
-    "share_of_rdma", "of raw RDMA", form="percent", about="speed through a NIC over raw RDMA between the same NICs"
+    "share_of_rdma",
+    "of raw RDMA",
+    form="percent",
+    about="speed through a NIC relative to raw RDMA between the same NICs",
 )
 
 

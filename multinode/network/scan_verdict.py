@@ -78,7 +78,7 @@ class Verdict(Finding, frozen=True, kw_only=True):
     worst: SizeShare | None = None
     nics: int = 1  # number of NICs of a node in the link's rate
     nodes: tuple[str, ...] = ()  # nodes to look at, the likeliest first
-    # likewise; empty if there is nothing to fix; one whose hint an earlier one has has none
+    # the likeliest first; empty if there is nothing to fix; one whose hint an earlier one has has none
     causes: tuple[NetworkFinding, ...] = ()
     shares: tuple[SizeShare, ...] = ()  # network use of every large message
 
@@ -104,11 +104,11 @@ _WRONG_RESULTS = VERDICTS.rule(
 )
 _OTHER_NICS = VERDICTS.rule(
     "wrong_path",
-    about="traffic over other NICs than those of the data plane",
+    about="traffic over NICs other than those of the data plane",
     message="wrong network: the traffic did not use the data plane's NICs",
 )
 _RAN_ALONE = VERDICTS.rule(
-    "alone", about="processes that were the only worker of a test each", message="no result: {why}"
+    "alone", about="processes, each of which was the only worker of its test", message="no result: {why}"
 )
 _EMPTY = VERDICTS.rule("empty", about="nothing was measured", message="no result: no size was measured by all workers")
 
@@ -121,7 +121,7 @@ def judge_scan(seen: ScanEvidence) -> Verdict:
         msgspec.structs.replace(cause, hint=None) if cause.hint in hints[:number] else cause
         for number, cause in enumerate(causes)
     )
-    nics = len(min(seen.nics_gbit_per_s.values(), key=sum, default=(0,)))
+    nics = seen.link_nics
     fields = rule.fields(None, _values(rule, seen, nics, has_causes=bool(causes)))
     return Verdict(
         **fields | {"hint": causes[0].hint if causes else None},
@@ -235,7 +235,7 @@ def _find_causes(seen: ScanEvidence) -> list[NetworkFinding]:
 _BOND = CAUSES.cause(
     "bond",
     about="a bond, over which few connections fill one NIC",
-    message="the traffic uses the bond {names}: a bond sends each connection over one of its NICs, so that few "
+    message="the traffic uses the bond {names}: a bond sends each connection over one of its NICs, so a few "
     "connections fill only one",
     hint="give NCCL the NICs instead of the bond: remove the bond and name both (hca= in the hostfile, or "
     "NCCL_IB_HCA); with a bond, try more queue pairs: NCCL_IB_QPS_PER_CONNECTION=4",
@@ -260,7 +260,7 @@ _SLOW_RAW_RDMA = CAUSES.cause(
     "slow_raw_rdma",
     about="raw RDMA that does not fill its link",
     message="{program}{also} reaches only {raw} of {ceiling} GB/s: the network or the NIC's slot is the cause{rest}",
-    hint="check the slot, the second half of a two-part NIC and its network: multinode check; cable and switch port: "
+    hint="check the slot, the second half of a two-part NIC and its network (multinode check); cable and switch port: "
     "ibstat; if a NIC started degraded, power-cycle both nodes",
     figures=("rdma_gb_per_s", "ceiling_gb_per_s"),
 )
@@ -297,8 +297,8 @@ _SLOW_RAW_TCP = CAUSES.cause(
     "slow_raw_tcp",
     about="raw TCP that does not fill its link, if no collective was measured",
     message="raw TCP itself is slow: the cause is the network, or a CPU that is too slow for this rate",
-    hint="check cables, the switch, other traffic and busy CPUs: multinode check --bandwidth; on every node ip -s "
-    "link; top",
+    hint="check cables, the switch, other traffic and busy CPUs: multinode check --bandwidth; run ip -s link and top "
+    "on every node",
     figures=("tcp_gb_per_s",),
 )
 _SLOW_TCP = CAUSES.cause(
@@ -306,7 +306,7 @@ _SLOW_TCP = CAUSES.cause(
     about="raw TCP that does not fill its link either",
     message="raw TCP is slow too, {tcp} GB/s on the slowest link of the ring: the network is the cause, not the "
     "collective",
-    hint="check cables, the switch and other traffic: multinode check --bandwidth; on every node ip -s link",
+    hint="check cables, the switch and other traffic: multinode check --bandwidth; run ip -s link on every node",
     figures=("tcp_gb_per_s",),
 )
 _SLOW_RDMA = CAUSES.cause(
@@ -314,7 +314,7 @@ _SLOW_RDMA = CAUSES.cause(
     about="a collective over RDMA that does not fill its link, if raw RDMA was not measured",
     message="the traffic uses RDMA but does not fill the link: the cause is the port, its switch, or the path from "
     "GPU to NIC",
-    hint="run ibstat, and ib_write_bw between the nodes; NCCL_DEBUG=INFO prints GDRDMA if GPUDirect is used; PCIe "
+    hint="run ibstat, and run ib_write_bw between the nodes; NCCL_DEBUG=INFO prints GDRDMA if GPUDirect is used; PCIe "
     "access control (ACS) or an IOMMU sends it through the CPU: sudo lspci -vvv | grep ACSCtl; nvidia-smi topo -m",
 )
 _UNKNOWN_NETWORK = CAUSES.cause(
@@ -360,14 +360,14 @@ def _slow(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 _WRONG_VALUES = CAUSES.cause(
     "wrong_values",
     about="a collective that returned wrong values",
-    message="{count} values were wrong ({collectives}): speeds are invalid until they are correct",
+    message="{count} values were wrong ({collectives}): the speeds are not valid until the values are correct",
     hint="measure again; if it persists, install the same NCCL and driver version on all nodes, and check GPU memory "
     "(nvidia-smi -q -d ECC) and the kernel log (dmesg) on each",
     figures=("count", "collectives"),
 )
 _WRONG_PATH = CAUSES.cause(
     "wrong_path",
-    about="traffic over other NICs than those of the data plane",
+    about="traffic over NICs other than those of the data plane",
     message="{carried}",
     hint="name the interface in the hostfile (ifname=), and unset NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
 )
@@ -387,16 +387,16 @@ def _wrong(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 _WITH_MPI = "make MPI=1 MPI_HOME=DIR, with DIR of the mpirun that starts it"
 _ALONE = CAUSES.cause(
     "alone",
-    about="processes of nccl-tests that ran a test each",
-    message="{processes} processes ran a test each, with only their own GPUs (busbw is 0 with one): the program was "
-    "built without MPI, or its MPI is not that of the launcher",
+    about="processes of nccl-tests, each of which ran its own test",
+    message="each of {processes} processes ran its own test, with only its own GPUs (busbw is 0 with one): the program "
+    "was built without MPI, or its MPI is not the launcher's",
     hint=f"build nccl-tests with MPI: {_WITH_MPI}; or measure without MPI: multinode nccl-test --hosts HOSTFILE",
     figures=("processes",),
 )
 _ONE_RANK = CAUSES.cause(
     "one_rank",
     about="a test of one rank",
-    message="busbw is 0 because the test had one rank, which has nobody to send to",
+    message="busbw is 0 because the test had one rank, which sends nothing",
     hint="start at least two ranks (mpirun -np 2, or -g 2 on one node); if you did, nccl-tests was built without MPI: "
     f"{_WITH_MPI}",
 )
@@ -447,7 +447,7 @@ _ANOTHER_ALGORITHM = CAUSES.cause(
     "another_algorithm",
     about="a speed that a ring cannot reach on this link, but another algorithm can",
     message="a ring would have needed {share:.0%} of the line rate ({link}): the backend used its {algorithm}, which "
-    "sends less through a NIC ({other:.0%} of the rate), or more NICs than the known one",
+    "sends less through a NIC ({other:.0%} of the rate), or it used more NICs than the known one",
     hint="to be certain, measure with a ring only: multinode nccl-test with --env NCCL_ALGO=Ring",
     figures=(*_BEYOND_FIGURES, "algorithm", "other"),
 )
@@ -551,7 +551,8 @@ _LIMITED = {
     code: CAUSES.cause(
         code,
         about=about,
-        message="one TCP connection reaches {one} GB/s, several together {several} GB/s: a single connection is "
+        message="one TCP connection reaches {one} GB/s, and several together reach {several} GB/s: a single "
+        "connection is "
         f"limited {limit}",
         hint=hint,
         figures=("one_gb_per_s", "several_gb_per_s", *more),
@@ -610,7 +611,7 @@ def _one_connection(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 _STRAGGLER = CAUSES.cause(
     "straggler",
     about="a node that the others wait for",
-    message="the others wait {others:.0%} of the time, and {node} {share:.0%}: {node} is the straggler",
+    message="the others wait {others:.0%} of the time, and {node} waits {share:.0%}: {node} is the straggler",
     hint="look for other work on {node!s}, or throttled CPUs or GPUs: top; nvidia-smi -q -d PERFORMANCE",
     figures=("others", "share"),
 )
@@ -644,7 +645,7 @@ def _busy(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 _FEW_SOCKETS = CAUSES.cause(
     "few_sockets",
     about="NCCL that does not reach raw TCP on a fast link",
-    message="raw TCP is OK, but NCCL does not reach it: at this speed it may need more sockets",
+    message="raw TCP is fast enough, but NCCL is slower: on a link this fast, it may need more sockets",
     hint=_SOCKETS,
 )
 
@@ -671,8 +672,8 @@ _DROPS_OVER_ROCE = CAUSES.cause(
 _MANY_SOCKETS = CAUSES.cause(
     "many_sockets",
     about="larger messages that are far slower, over sockets",
-    message=_FALL + "with this many sockets large messages lose packets",
-    hint="fewer sockets: unset NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, or halve their product, and measure "
+    message=_FALL + "with this many sockets, large messages lose packets",
+    hint="use fewer sockets: unset NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, or halve their product, and measure "
     "again; nstat -az TcpRetransSegs on each node counts lost packets",
     figures=_FALL_FIGURES,
 )
@@ -713,7 +714,7 @@ def _fall(seen: ScanEvidence) -> tuple[SizeShare, float] | None:
 _LOST_SEGMENTS = CAUSES.cause(
     "lost_segments",
     about="packets that are lost on the way",
-    message="TCP sent {lost_share:.2%} of its segments again: packets are lost on the way, and every loss slows a "
+    message="TCP retransmitted {lost_share:.2%} of its segments: the network loses packets, and every loss slows a "
     "connection",
     hint="find the port that drops them: ip -s link; ethtool -S INTERFACE; the counters of the switch; check that MTU "
     "and flow control are the same on all of them",
@@ -760,7 +761,8 @@ _ODD_ROUND_TRIP = CAUSES.cause(
     about="a round trip that takes far longer than the others",
     message="a round trip from {source} to {target} takes {trip} instead of the usual {usual}: small messages wait for "
     "it",
-    hint="look at the path between the two and what else uses it: on {source!s}, tracepath -n to {target!s}'s address",
+    hint="look at the path between the two and what else uses it: on {source!s}, run tracepath -n to {target!s}'s "
+    "address",
     figures=("round_trip_ms", "usual_ms"),
 )
 _LONG_ROUND_TRIP = CAUSES.cause(

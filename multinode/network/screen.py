@@ -216,7 +216,7 @@ def _figure(gbit_per_s: float) -> str:
 
 _LONG_US = 1e5
 _TONES: dict[str, Tone] = {"ok": "good", "inconclusive": "doubtful", "one_node": ""}
-_RAW_TCP = "raw TCP: plain transfers between the same NICs, same run"
+_RAW_TCP = "raw TCP: plain transfers between the same NICs in the same run"
 
 
 def show(report: ScanReport) -> Iterator[Block]:
@@ -413,7 +413,7 @@ def _changes(report: ScanReport) -> Iterator[tuple[str, str]]:
     changes = report.changes
     if changes is None:
         return
-    yield "Changes", f"since run {changes.before}: {changes.text}"
+    yield "Changes", f"since run {changes.before}: {changes.verdict.message}"
     yield from (("", finding.message) for finding in (*changes.environment, *changes.wrong))
     for title, names in (
         *(("new", changes.came), ("gone", changes.gone)),

@@ -109,11 +109,11 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int | None = None  # in bytes
     duplex: str | None = None  # `full` or `half`
     driver: str | None = None  # of a virtual interface
-    python: str | None = None  # version of the job's interpreter; likewise `torch`, `nccl`, `cuda`
+    python: str | None = None  # version of the job's interpreter; also `torch`, `nccl`, `cuda`
     torch: str | None = None
     nccl: str | None = None
     cuda: str | None = None
-    gpu: str | None = None  # its GPUs, `2 x NVIDIA GeForce RTX 4090`; likewise `gpu_driver`, the version
+    gpu: str | None = None  # its GPUs, `2 x NVIDIA GeForce RTX 4090`; also `gpu_driver`, the version
     gpu_driver: str | None = None
     cores: int | None = None  # processors available to a job
 
@@ -121,16 +121,16 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
 class ScanChanges(msgspec.Struct, frozen=True, kw_only=True):
     """Changes from one scan to the next."""
 
-    before: str  # its run id; likewise `now`
+    before: str  # its run id; also `now`
     now: str
-    text: str  # everything in a sentence
+    verdict: Finding  # of the speeds, in a sentence
     # of common nodes, named in `code` by the field of NodeState; of the measurement
     environment: tuple[Finding, ...] = ()
-    came: tuple[str, ...] = ()  # nodes only in the later one; likewise `gone`, only in the earlier
+    came: tuple[str, ...] = ()  # nodes only in the later one; also `gone`, only in the earlier
     gone: tuple[str, ...] = ()
     rows: tuple[ComparedFigure, ...] = ()  # busbw in GB/s of every common message: the same operation and size
     wrong: tuple[Finding, ...] = ()  # common messages whose values are wrong in one of the two
-    only_before: tuple[str, ...] = ()  # messages only in the earlier one; likewise `only_now`
+    only_before: tuple[str, ...] = ()  # messages only in the earlier one; also `only_now`
     only_now: tuple[str, ...] = ()
 
 
@@ -143,7 +143,7 @@ class StepEstimate(StepMessages, frozen=True, kw_only=True):
 class ScanReport(ScanCurves, frozen=True, kw_only=True):
     """The document of `nccl-test --json`; `nccl-test.json` of the run."""
 
-    schema: str = "multinode.nccl-test/2"
+    schema: str = "multinode.nccl-test/3"
     backend: str  # `nccl` or `gloo`, as chosen by the workers
     timer: str = "clock"  # `cuda` (CUDA events) or `clock`
     workers: tuple[int, ...]  # of each node

@@ -12,7 +12,7 @@ import msgspec
 
 from multinode.cluster.facts import common_backend
 from multinode.errors import MultinodeError, NodeError, NodeFailed, RunFailed, UsageError
-from multinode.job.job import ScriptJob
+from multinode.findings.finding import message_of
 from multinode.launch.context import Launch, RunContext
 from multinode.launch.launch import probe_nodes
 from multinode.launch.node_runs import cleanup_nodes
@@ -30,15 +30,26 @@ from multinode.network.nic_path import NcclPath
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest, describe_benchmark
 from multinode.records.run_directory import RunDirectory
-from multinode.series.grid import CellOutcome, CellRecord, Grid, GridCell, GridRecord, Turn, fingerprint, in_turns
+from multinode.series.grid import (
+    REFUSED,
+    CellOutcome,
+    CellRecord,
+    Grid,
+    GridCell,
+    GridRecord,
+    Turn,
+    fingerprint,
+    in_turns,
+)
 from multinode.series.series import Resume, Series, status_of, take_up
 from multinode.stats.estimate import of_repeats
-from multinode.stats.unknown import or_none
+from multinode.stats.unknown import Unknown, or_none
 
 _FILE = "tune.json"
 _KIND = "tune"
 # Minimum rounds of the winner.
 _LEAST_AGAIN = 5
+_LEAST_ROUNDS = 2
 # Deadline, so that a setting that hangs does not block the others.
 _HANG_S = 120.0
 # The default, once before all others, so that the first round is no warm-up.
@@ -93,7 +104,7 @@ def nccl_tune(
         execute=msgspec.structs.replace(launch.execute, kind=_KIND, stall_s=stall_s, on_stall="stop"),
     )
     extent = msgspec.structs.replace(extent, tcp=False, pairs=False, compare=None)
-    measured = {"tune": repeats, "like": extent.like.argv if isinstance(extent.like, ScriptJob) else extent.like}
+    measured = {"tune": repeats, "like": extent.like}
     record = GridRecord(
         fingerprint=fingerprint({"": launch.job}, launch.cluster.nodes, launch, measured),
         command=f"{describe_benchmark(test)} --tune",
@@ -169,7 +180,7 @@ class _SettingSeries(Series):
     def report(self, cell: CellRecord, outcome: CellOutcome) -> None:
         """Say what failed."""
         if outcome.state != "measured":
-            self.context.say(f"{self.name(cell)}: {outcome.reason}")
+            self.context.say(f"{self.name(cell)}: {message_of(outcome.why)}")
 
     def measure(self, turn: Turn, run_id: str) -> CellOutcome:
         """Make a run; one with a setting may fail."""
@@ -189,7 +200,7 @@ class _SettingSeries(Series):
             raise
         except (RunFailed, NodeFailed, ValueError) as error:
             if cell.label not in _DEFAULTS:
-                return CellOutcome(state="failed", reason=str(error).splitlines()[0])
+                return CellOutcome(state="failed", why=REFUSED.found(None, error=str(error).splitlines()[0]))
             if isinstance(error, ValueError):
                 raise RunFailed(f"without any setting: {error}", hint="run multinode nccl-test for details") from error
             raise
@@ -242,14 +253,12 @@ class _SettingSeries(Series):
         default, *others = (self.record.cells[index] for index in cells)
         judged = []
         for setting, cell in zip(settings, others, strict=True):
-            plain = TunedSetting(axis=setting.axis, env=setting.env)
             turns = min(len(default.values), len(cell.values))
-            reason = cell.reason if cell.failed_runs else "" if turns > 1 else "it was not measured in two rounds"
-            judged.append(
-                msgspec.structs.replace(plain, reason=reason)
-                if reason
-                else tuned(plain, default.values[:turns], cell.values[:turns])
-            )
+            if cell.failed_runs or turns < _LEAST_ROUNDS:
+                lacking = Unknown(message_of(cell.why) if cell.failed_runs else "it was not measured in two rounds")
+                judged.append(msgspec.structs.replace(setting, time_us=lacking, gain=lacking))
+            else:
+                judged.append(tuned(setting, default.values[:turns], cell.values[:turns]))
         return tuple(judged)
 
     def _keep(self) -> None:

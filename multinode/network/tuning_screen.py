@@ -18,6 +18,7 @@ from multinode.network.nccl_tuning import (
     setting_row,
 )
 from multinode.render.sheet import Block, Chart, Charts, Labels, NextCommand, Prose, Sheet, Tiles
+from multinode.stats.unknown import Unknown
 from multinode.units import format_count, format_list, format_rate, times
 
 _GLOO = "Nothing to tune: gloo uses one connection between two workers and one algorithm per collective."
@@ -26,7 +27,7 @@ _GLOO = "Nothing to tune: gloo uses one connection between two workers and one a
 def show(report: TuneReport) -> Iterator[Block]:
     """The verdict, the settings and what to keep; in detail every setting, and reasons of failures."""
     yield Prose(_verdict(report), "lead")
-    if report.together is not None and report.together.gain is not None:
+    if report.together is not None and not isinstance(report.together.gain, Unknown):
         best = GAIN.as_form("times").text(report.together.gain)
         yield Tiles(((f"{GAIN.title} of the best settings together", best),))
     yield Charts(lambda: _charts(report))
@@ -34,7 +35,7 @@ def show(report: TuneReport) -> Iterator[Block]:
         yield _sheet(report, detail="brief")
         yield _sheet(report, detail="full")
     yield Labels(tuple(_keep(report)))
-    failed = [setting.text for setting in report.settings if setting.reason]
+    failed = [setting.text for setting in report.settings if setting.failure]
     if failed:
         yield Labels((("Failed", f"{format_list(failed, 4)} could not be measured"),), detail="brief")
     yield Labels(tuple(_jumbo(report)))
@@ -56,7 +57,7 @@ def tune_warnings(report: TuneReport) -> list[str]:
         measured = ", ".join(dict.fromkeys(message.collective for message in report.test.messages))
         verb = "apply" if len(chosen) > 1 else "applies"
         texts.append(
-            f"{' and '.join(chosen)} {verb} to every collective and message size of a training, not only to the "
+            f"{' and '.join(chosen)} {verb} to every collective and message size of a training job, not only to the "
             f"{measured} measured here: for other messages NCCL's own choice may be faster"
         )
     if ":" in report.winner.get("NCCL_ALGO", ""):
@@ -76,9 +77,12 @@ def _verdict(report: TuneReport) -> str:
         return f"Nothing to tune: these are NCCL settings, but the backend of these nodes is {report.backend}."
     together = report.together
     if together is None:
-        return "Keep NCCL's default: no setting is faster (the 95% confidence interval of each speed-up reaches 1)."
-    if together.gain is None:
-        return f"Inconclusive: the best settings together could not be measured: {together.reason}."
+        return (
+            "Keep NCCL's default: no setting is certain to be faster (no 95% confidence interval of a speed-up lies "
+            "above 1)."
+        )
+    if isinstance(together.gain, Unknown):
+        return f"Inconclusive: the best settings together could not be measured: {together.gain.reason}."
     if not together.is_faster:
         return (
             f"Inconclusive: {together.text}, measured again, is within noise of NCCL's default (speed-up "
@@ -96,7 +100,7 @@ def _sheet(report: TuneReport, detail: Literal["brief", "full"]) -> Sheet:
     tried = report.settings if details else [max(alike, key=gain_of) for alike in by_axis if alike]
     together = [report.together] if report.together is not None and len(report.together.env) > 1 else []
     default = [default_row(report.default_us)] if report.default_us is not None else []
-    reasons = details and any(setting.reason for setting in tried)
+    reasons = details and any(setting.failure for setting in tried)
     kind = "each setting" if details else "the best setting of each kind"
     return Frame(
         title=f"{kind}: {report.repeats} repeats, interleaved with the default",

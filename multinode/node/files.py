@@ -75,7 +75,7 @@ def read_object(path: str, most: int, name: str = "it") -> dict[str, Any]:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError):
-        raise ValueError(f"{name} is {'not JSON, or cut' if data else 'empty'}") from None
+        raise ValueError(f"{name} is {'not JSON, or truncated' if data else 'empty'}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{name} is not a JSON object")  # noqa: TRY004 - a file's content, not an argument's type
     return content

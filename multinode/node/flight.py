@@ -21,7 +21,7 @@ FIELDS = (
     "state",
     "time_created_ns",
 )
-"""Those of a collective that are told."""
+"""The fields of a collective that are told."""
 MOST_OF_GROUP_AT_END = 4
 """Last collectives of each group that are told of a worker that has ended."""
 MOST_BYTES_AT_END = 16_000

@@ -19,7 +19,7 @@ from .rundir import check_home
 _VERBS = {
     "checkpoints": ".run.checkpoints:run",
     "clean": ".run.runs:clean",
-    "code": ".run.code:run",
+    "code": ".copies.code:run",
     "copy": ".copies.session:run",
     "diagnose": ".hang.diagnose:run",
     "fetch": ".run.runs:fetch",
@@ -27,7 +27,6 @@ _VERBS = {
     "connectivity": ".connectivity.connections:run",
     "look": ".copies.session:look",
     "probe": ".probe:run",
-    "relay": ".copies.session:relay",
     "runs": ".run.runs:run",
     "stop": ".run.stop:run",
     "supervise": ".run.supervisor:run",
@@ -107,7 +106,7 @@ def _run_verbs(arguments: list[str], channel: Channel) -> None:
 
 def _run_verb(arguments: list[str], request: Record, channel: Channel) -> None:
     if len(arguments) != 1 or arguments[0] not in _VERBS:
-        raise AgentError(f"no such verb: {' '.join(arguments) or '(none)'}", hint=f"one of {', '.join(_VERBS)}")
+        raise AgentError(f"no such verb: {' '.join(arguments) or '(none)'}", hint=f"use one of {', '.join(_VERBS)}")
     _find(_VERBS[arguments[0]])(request, channel)
 
 

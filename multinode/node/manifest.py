@@ -11,7 +11,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from .channel import AgentError
 
@@ -27,13 +27,16 @@ _FILE, _DIRECTORY, _LINK = "f", "d", "l"
 
 
 class File(NamedTuple):
-    """One file: the index of its path, and its name below the path, which is empty if the path itself is the file."""
+    """One file: the index of its path, and its name below the path, which is empty if the path itself is the file.
+
+    Without a time, that of its writing stays.
+    """
 
     root: int
     name: str
     size_bytes: int
     mode: int
-    mtime_ns: int
+    mtime_ns: Optional[int]
     first_block: int
 
     @property
@@ -72,7 +75,7 @@ class Manifest:
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise AgentError(f"refused: the list of files cannot be read: {error}") from error
         if len(seen) > _MOST_ENTRIES or self.block_count > _MOST_BLOCKS:
-            raise AgentError("refused: more files than any copy of ours has")
+            raise AgentError("refused: more files than multinode ever copies")
         self._firsts = [file.first_block for file in self.files if file.size_bytes]
         self._filled = [file for file in self.files if file.size_bytes]
 
@@ -110,7 +113,7 @@ class Manifest:
         if kind == _FILE:
             size_bytes, mode, mtime_ns = rest
             size_bytes = _number(size_bytes, _MOST_BLOCKS * BLOCK_BYTES)
-            mtime_ns = _number(mtime_ns, (1 << 63) - 1)
+            mtime_ns = None if mtime_ns is None else _number(mtime_ns, (1 << 63) - 1)
             self.files.append(File(root, name, size_bytes, _number(mode, _MODE), mtime_ns, self.block_count))
             self.block_count += len(self.files[-1].blocks)
         elif kind == _DIRECTORY and name:
@@ -121,7 +124,7 @@ class Manifest:
             os.fsencode(text)
             self.links.append((root, name, text))
         else:
-            raise ValueError(f"{name!r} leads elsewhere")
+            raise ValueError(f"{name!r} points elsewhere")
 
 
 def _number(value: Any, most: int) -> int:
@@ -189,7 +192,7 @@ def list_entries(root: int, top: str) -> Iterator[list[Any]]:
             status = _follow(child.path)
             if stat.S_ISDIR(status.st_mode):
                 if _identity(status) in above:
-                    raise AgentError(f"{child.path} is a link to a directory that it lies in")
+                    raise AgentError(f"{child.path} is a link to a directory that contains it")
                 yield [root, _DIRECTORY, inner, status.st_mode & _MODE]
                 waiting.append((inner, child.path, (*above, _identity(status)), 0 if is_link else depth + 1))
             elif stat.S_ISREG(status.st_mode):
@@ -202,7 +205,7 @@ def _follow(path: str) -> os.stat_result:
     try:
         return os.stat(path)
     except FileNotFoundError:
-        raise AgentError(f"{path} is a link to nowhere", hint="remove it, or put there what it leads to") from None
+        raise AgentError(f"{path} is a broken link", hint="remove it, or create its target") from None
 
 
 def _file(root: int, name: str, status: os.stat_result) -> list[Any]:

@@ -22,10 +22,10 @@ def read_plain(data: bytes) -> Any:
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
+        raise pickle.UnpicklingError(f"{module}.{name} is not a plain value")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError(f"{pid} is no plain value")
+        raise pickle.UnpicklingError(f"{pid} is not a plain value")
 
 
 def _limit(value: object) -> None:

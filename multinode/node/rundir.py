@@ -144,6 +144,6 @@ def check_home() -> None:
         if stranger is not None:
             owns = f"chmod go-w {path}" if "others" in stranger else f"sudo chown -R {user_name(os.getuid())} {path}"
             raise AgentError(
-                f"{path} {stranger}; who else may write there could run programs as you",
+                f"{path} {stranger}; anyone who can write there could run programs as you",
                 hint=f"check that nobody changed it: ls -lR {path}; then: {owns}",
             )

@@ -5,22 +5,26 @@ Calls `predict` for each option and the best pairs; the options come from elsewh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from multinode.errors import UsageError
 from multinode.figures.figure import Figure
+from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.job.job_files import Change
 from multinode.levers.levers import Levers
 from multinode.model.workload import JobSettings
 from multinode.predict.back_test import BackTest
 from multinode.predict.break_even import gain
 from multinode.predict.forecast import PredictedScenario
-from multinode.predict.training_state import NOTHING, TrainingState, TuningOption
-from multinode.predict.tuning_options import cluster_options, setting_options
-from multinode.stats.estimate import Estimate, exactly
+from multinode.predict.step_efficiency import samples_ratio, step_efficiency
+from multinode.predict.training_state import TrainingState, TuningOption
+from multinode.predict.tuning_options import EFFECTS, cluster_options, setting_options
+from multinode.records.invocation import Invocation
+from multinode.stats.estimate import Bounds, Estimate, exactly
 from multinode.traffic.step_calls import Strategy
 from multinode.units import format_figure
 
@@ -36,6 +40,33 @@ _WORTH_A_LINE = 0.01
 _ALWAYS = frozenset({"accumulation", "strategy", "gradients", "nodes"})
 
 
+GAINS = RuleGroup("Advice: what a change gains")
+_SPEED = GAINS.rule(
+    "speed",
+    about="the speed with and without the change",
+    message="{then} samples/s instead of {now}",
+    figures=("samples_per_s_now", "samples_per_s"),
+)
+_TRAFFIC = GAINS.rule(
+    "traffic",
+    about="what a worker sends with and without the change",
+    message="a worker sends {sent} MB per sample{was}, and exposed communication is {exposed_share:.0%} of the step "
+    "instead of {exposed_share_now:.0%}",
+    figures=("sample_mb_now", "sample_mb", "exposed_share_now", "exposed_share"),
+)
+_DEALT = GAINS.rule(
+    "dealt-samples",
+    about="the samples that a node gets if they are distributed by speed",
+    message="{node} gets {dealt} samples per step and worker instead of {equal}",
+    figures=("samples_now", "samples"),
+)
+_LARGER_SHARES = EFFECTS.rule(
+    "larger-shares",
+    about="samples dealt by speed",
+    message="faster nodes get larger micro-batches, whose activations take more memory",
+)
+
+
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """One change and its effect."""
 
@@ -45,13 +76,18 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     measured: bool = False  # whether both rates were measured, so that nothing is predicted
     # samples/s over those of one node with the current settings; None if the training runs on one node
     against_one_node: Estimate | None = None
+    # of averaging between nodes: steps of one node over its own to the same loss and per node, the most ever measured;
+    # None of other changes
+    step_efficiency: float | None = None
+    # samples to the same loss over those of the current training, the fewest and the most measured
+    samples_ratio: Bounds = (1.0, 1.0)
     outlook: PredictedScenario  # the predicted scenario
     memory_gib: float | None = None  # additional memory per worker, or less; None if unknown
-    fits: bool | None = None  # whether it fits the GPUs; None if unknown
-    meaning: str = ""  # its effect on the training or its costs; `nothing` if there is none
-    change: Change | None = None  # how a machine makes it; None if it takes a person (a switch, a NIC)
+    fits: bool | None = None  # whether it fits on the GPUs; None if unknown
+    effects: tuple[Finding, ...] = ()  # on the training or its costs
+    change: Change | None = None  # how multinode applies it; None if it needs manual work (a switch, a NIC)
     command: str = ""  # the exact command or YAML lines for a person
-    why: str = ""  # why it is faster or not, in a sentence with figures
+    why: tuple[Finding, ...] = ()  # its effects on speed and traffic, and other factors
 
 
 CHANGE = Figure[str]("name", "change", about="change of the training")
@@ -60,17 +96,16 @@ CHANGE = Figure[str]("name", "change", about="change of the training")
 class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
     """The document of `advise --json`."""
 
-    schema: str = "multinode.advise/2"
+    schema: str = "multinode.advise/3"
     runs: tuple[str, ...] = ()  # ids of the stored runs that the predictions start from
-    sources: tuple[str, ...] = ()  # the same, one sentence each
+    sources: tuple[str, ...] = ()  # doubts, one sentence each
     settings: JobSettings = JobSettings()  # of the current training
     today: PredictedScenario  # the current training, predicted
-    measured_samples_per_s: float | None = None  # of the same; None if not measured
-    advice: tuple[Advice, ...]  # best first; what does not fit the GPUs last
+    measured_samples_per_s: float | None = None  # of the current training; None if not measured
+    advice: tuple[Advice, ...]  # best first; changes that do not fit on the GPUs last
     notes: tuple[str, ...] = ()  # assumptions, and changes without a prediction, one sentence each
     back_test: BackTest | None = None  # of the model
-    job: str = ""  # path of the measured YAML, as its user gave it; empty for a script
-    hosts: str = ""  # the value of `--hosts`; empty if the nodes came from elsewhere
+    command: Invocation | None = None  # the command line of the training; None if nobody typed one
 
 
 class RankedOption(NamedTuple):
@@ -119,14 +154,41 @@ def _after_one_node(option: RankedOption, ranked: Sequence[RankedOption]) -> int
         return 0
     if option is alone:
         return 1
-    beside = option.advice.against_one_node
+    beside = against_one_node_to_a_loss(option.advice)
     return 0 if beside is not None and beside.low > 1 else 2
 
 
 def pays(advice: Advice) -> bool:
     """Whether the gain is noticeable, of a measured one beyond the noise, and the change fits as far as known."""
     is_noise = advice.measured and advice.gain.low < 1
-    return advice.gain.value >= 1 + NOTICEABLE and advice.fits is not False and not is_noise
+    gains = advice.gain.value >= 1 + NOTICEABLE and not is_noise
+    return gains and advice.fits is not False and not is_late(advice)
+
+
+def is_late(advice: Advice) -> bool:
+    """Whether averaging reaches a loss certainly after one node, or not noticeably before the current training.
+
+    Even if it saves as many steps as it ever did.
+    """
+    gains_speed_alone = gain_to_a_loss(advice) < 1 + NOTICEABLE <= advice.gain.value
+    return advice.step_efficiency is not None and (gains_speed_alone or not may_beat_one_node(advice))
+
+
+def gain_to_a_loss(advice: Advice) -> float:
+    """Its gain at the fewest samples to the same loss that were measured."""
+    return advice.gain.value / advice.samples_ratio[0]
+
+
+def against_one_node_to_a_loss(advice: Advice) -> Estimate | None:
+    """Its speed beside one node's, at the largest measured efficiency of its steps; None on one node."""
+    beside, efficiency = advice.against_one_node, advice.step_efficiency
+    return beside if beside is None or efficiency is None else exactly(efficiency) * beside
+
+
+def may_beat_one_node(advice: Advice) -> bool:
+    """Whether it may reach a loss before one node does, allowing for the error of the prediction."""
+    beside = against_one_node_to_a_loss(advice)
+    return beside is None or beside.high >= 1
 
 
 def is_one_node(advice: Advice) -> bool:
@@ -151,19 +213,22 @@ def _advice(today: TrainingState, now: PredictedScenario, option: TuningOption) 
     if ratio.value < 1 + _WORTH_A_LINE and option.kind not in _ALWAYS:
         return None
     then = option.after.outlook()
+    averaging = option.change.levers.averaging if option.change is not None else None
     advice = Advice(
         name=option.name,
         kind=option.kind,
         gain=ratio,
         measured=_is_measured(today, option),
         against_one_node=beside,
+        step_efficiency=step_efficiency(averaging)[1] if averaging is not None else None,
+        samples_ratio=samples_ratio(option.before.settings.levers.averaging, option.after.settings.levers.averaging),
         outlook=then,
         memory_gib=option.more_memory_gib,
         fits=option.fits,
-        meaning=option.meaning,
+        effects=option.effects,
         change=option.change,
         command=option.change.options if option.change is not None else option.person,
-        why=_why(now, option, then),
+        why=tuple(_why(now, option, then)),
     )
     return RankedOption(advice, option)
 
@@ -186,7 +251,7 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
         after=today.with_(),
         change=change,
         extra_gib=None,
-        meaning="faster nodes get larger micro-batches, whose activations take more memory",
+        effects=(_LARGER_SHARES.found(None),),
     )
     beside = _beside_one_node(today, option)
     then = msgspec.structs.replace(
@@ -195,8 +260,13 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
         samples_per_s=now.samples_per_s * balanced,
     )
     paces = (
-        f"{speed.node} {format_figure(speed.balanced_samples)} samples per step and worker "
-        f"instead of {format_figure(speed.samples)}"
+        _DEALT.found(
+            speed.node,
+            dealt=format_figure(speed.balanced_samples),
+            samples=speed.balanced_samples,
+            equal=format_figure(speed.samples),
+            samples_now=speed.samples,
+        )
         for speed in balance.nodes
     )
     advice = Advice(
@@ -206,30 +276,43 @@ def _balanced(today: TrainingState, now: PredictedScenario) -> RankedOption | No
         against_one_node=beside * balanced if beside is not None else None,
         outlook=then,
         fits=option.fits,
-        meaning=option.meaning,
+        effects=option.effects,
         change=change,
         command=change.options,
-        why=f"{format_figure(then.samples_per_s.value)} samples/s instead of "
-        f"{format_figure(now.samples_per_s.value)}; {', '.join(paces)}",
+        why=(_speed(now, then), *paces),
     )
     return RankedOption(advice, option)
 
 
-def _why(now: PredictedScenario, option: TuningOption, then: PredictedScenario) -> str:
-    sentence = (
-        f"{format_figure(then.samples_per_s.value)} samples/s instead of {format_figure(now.samples_per_s.value)}"
-    )
+def _why(now: PredictedScenario, option: TuningOption, then: PredictedScenario) -> Iterator[Finding]:
+    yield _speed(now, then)
     if then.nodes > 1:
-        sent, before = (f"{format_figure(state.sample_mb())} MB" for state in (option.after, option.before))
-        was = f" instead of {before}" if sent != before else ""
-        sentence += (
-            f"; a worker sends {sent} per sample{was}, and exposed communication is {_exposed(then):.0%} of the "
-            f"step instead of {_exposed(now):.0%}"
+        after_mb, before_mb = option.after.sample_mb(), option.before.sample_mb()
+        sent, before = format_figure(after_mb), format_figure(before_mb)
+        yield _TRAFFIC.found(
+            None,
+            sent=sent,
+            sample_mb=after_mb,
+            was=f" instead of {before} MB" if sent != before else "",
+            sample_mb_now=before_mb,
+            exposed_share=_exposed(then),
+            exposed_share_now=_exposed(now),
         )
     # Accumulation may help together with another strategy.
     parts = [part for part in option.parts if part.kind != "accumulation"] or ([] if option.parts else [option])
-    remarks = [remark for part in parts if (remark := part.remark(part))]
-    return "; ".join([sentence, *remarks])
+    for part in parts:
+        yield from part.remarks(part)
+
+
+def _speed(now: PredictedScenario, then: PredictedScenario) -> Finding:
+    before, after = now.samples_per_s.value, then.samples_per_s.value
+    return _SPEED.found(
+        None,
+        now=format_figure(before),
+        samples_per_s_now=before,
+        then=format_figure(after),
+        samples_per_s=after,
+    )
 
 
 def _exposed(outlook: PredictedScenario) -> float:
@@ -302,7 +385,6 @@ def _combines(option: TuningOption) -> bool:
 
 def _paired(first: TuningOption, second: TuningOption) -> TuningOption:
     extra = None if first.extra_gib is None or second.extra_gib is None else first.extra_gib + second.extra_gib
-    meanings = [part.meaning for part in (first, second) if part.meaning != NOTHING]
     return TuningOption(
         name=f"{first.name} + {second.name}",
         kind="pair",
@@ -312,5 +394,5 @@ def _paired(first: TuningOption, second: TuningOption) -> TuningOption:
         extra_gib=extra,
         doubt=(1 + first.doubt) * (1 + second.doubt) - 1,
         parts=(first, second),
-        meaning="; ".join(meanings) or NOTHING,
+        effects=(*first.effects, *second.effects),
     )

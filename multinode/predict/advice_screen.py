@@ -9,9 +9,18 @@ import msgspec
 
 from multinode.figures.figure import Figure, Row
 from multinode.figures.frame import Frame
-from multinode.predict.advice import CHANGE, NOTICEABLE, Advice, Recommendations, is_one_node, pays, shortlist
+from multinode.findings.finding import Finding
+from multinode.predict.advice import (
+    CHANGE,
+    NOTICEABLE,
+    Advice,
+    Recommendations,
+    is_one_node,
+    may_beat_one_node,
+    pays,
+    shortlist,
+)
 from multinode.predict.forecast import PredictedScenario
-from multinode.predict.screen import launch_command
 from multinode.predict.training_state import TrainingState
 from multinode.predict.tuning_options import per_step, script_ms
 from multinode.profile.summary_sheets import SMALLER
@@ -28,7 +37,7 @@ _TOP = 3
 def advice_sheet(advice: Sequence[Advice]) -> Sheet:
     """Changes, best first, with reasons."""
     figures = (CHANGE, GAIN, GAIN_RANGE, MORE_MEMORY, EFFECTS, WHY)
-    notes = ["gain: predicted over current samples/s, with its prediction interval"]
+    notes = ["gain: predicted samples/s relative to the current ones, with the prediction interval"]
     if any(row.measured for row in advice):
         notes.append("* measured")
     return Frame(title="changes", rows=_frame_rows(advice), figures=figures).sheet(notes=notes)
@@ -79,9 +88,15 @@ def gain_words(advice: Advice) -> str:
     return advice.gain.text("faster")
 
 
-def meaning_words(advice: Advice) -> str:
-    """Its effects other than speed, and whether it fits the GPUs."""
-    return f"does not fit the GPUs; {advice.meaning}" if advice.fits is False else advice.meaning
+def why_words(advice: Advice) -> str:
+    """Why it is faster or not, in one sentence."""
+    return "; ".join(finding.message for finding in advice.why)
+
+
+def effects_words(advice: Advice) -> str:
+    """Its effects other than speed, and that it does not fit the GPUs."""
+    fits_not = ("does not fit on the GPUs",) if advice.fits is False else ()
+    return "; ".join((*fits_not, *(effect.message for effect in advice.effects))) or "nothing"
 
 
 def _memory(row: Row) -> str:
@@ -97,7 +112,7 @@ GAIN = Figure[Estimate](
     "gain",
     "gain",
     form="times",
-    about="predicted or measured samples/s over those of the training as it is",
+    about="predicted or measured samples/s relative to the unchanged training",
     cell=_gain,
 )
 GAIN_RANGE = msgspec.structs.replace(GAIN.ranged, cell=lambda row: f"{row.item.gain.low:.2f}-{row.item.gain.high:.2f}")
@@ -106,16 +121,18 @@ AGAINST_ONE_NODE = Figure[Estimate](
     "against",
     "1 node",
     form="times",
-    about="predicted samples/s over those of one node",
+    about="predicted samples/s relative to one node",
     cell=_against_one_node,
 )
 MORE_MEMORY = Figure[float](
     "memory_gib", "memory", "GiB", form="figure", about="additional memory of a worker", cell=_memory
 )
-EFFECTS = Figure[str](
-    "meaning", "other effects", about="effects of a change other than speed", cell=lambda row: meaning_words(row.item)
+EFFECTS = Figure[tuple[Finding, ...]](
+    "effects", "other effects", about="effects of a change other than speed", cell=lambda row: effects_words(row.item)
 )
-WHY = Figure[str]("why", "why", about="why a change is faster or not")
+WHY = Figure[tuple[Finding, ...]](
+    "why", "why", about="why a change is faster or not", cell=lambda row: why_words(row.item)
+)
 
 
 def show(recommendations: Recommendations, most: int | None = None) -> Iterator[Block]:
@@ -136,7 +153,7 @@ def show(recommendations: Recommendations, most: int | None = None) -> Iterator[
     yield Labels(tuple(_tries(recommendations, paying)), detail="brief")
     yield Labels(tuple(_tries(recommendations, changes, why=True)), detail="full")
     if recommendations.back_test is not None:
-        yield Labels((("Model", recommendations.back_test.sentence),))
+        yield Labels((("Model", recommendations.back_test.outcome.message),))
     for label, texts in (("Note", recommendations.notes), ("Source", recommendations.sources)):
         yield Labels(tuple(("" if number else label, text) for number, text in enumerate(texts)), detail="full")
 
@@ -149,9 +166,9 @@ def _verdict(recommendations: Recommendations) -> str:
     if is_one_node(paying):
         today = format_count(recommendations.today.nodes, "node")
         link = "" if _is_measured(recommendations) else f" {_now(recommendations)}"
-        sentence = f"Train on 1 node: {gain_words(paying)} than on the current {today}{link}, {how}."
+        sentence = f"Train on 1 node: {how} to be {gain_words(paying)} than on the current {today}{link}."
         return " ".join([sentence, *_beside_one_node(recommendations)])
-    return f"Best change: {paying.name}, {gain_words(paying)} than {_now(recommendations)}, {how}."
+    return f"Best change: {paying.name}, {how} to be {gain_words(paying)} than {_now(recommendations)}."
 
 
 def _is_measured(recommendations: Recommendations) -> bool:
@@ -169,7 +186,7 @@ def _now(recommendations: Recommendations) -> str:
 def _beside_one_node(recommendations: Recommendations) -> Iterator[str]:
     for row in recommendations.advice:
         beside = row.against_one_node
-        if beside is not None and not is_one_node(row) and beside.high > 1:
+        if beside is not None and not is_one_node(row) and beside.high > 1 and may_beat_one_node(row):
             is_known = beside.low > 1
             verdict = "faster" if is_known else "inconclusive whether this is faster"
             figure = beside.text("times_in_words")
@@ -183,13 +200,14 @@ def _tries(
     for number, row in enumerate(shown, 1):
         if row.change is not None:
             yield f"Try {number}", row.name
-            yield "", CommandLine(launch_command(recommendations.job, recommendations.hosts, row.command))
+            command = recommendations.command
+            yield "", CommandLine(command.launch(row.command) if command is not None else row.command)
         else:
             yield f"Try {number}", row.command
-        if row.fits is False or row.meaning != "nothing":
-            yield "", meaning_words(row)
+        if row.fits is False or row.effects:
+            yield "", effects_words(row)
         if why and row.why:
-            yield "", f"why: {row.why}"
+            yield "", f"why: {why_words(row)}"
 
 
 def _today(recommendations: Recommendations) -> str:
@@ -220,8 +238,8 @@ def advice_notes(today: TrainingState, now: PredictedScenario) -> tuple[str, ...
     # They remain in every step, even if other communication becomes rare.
     if calls_ms > NOTICEABLE * (now.step_time_ms - now.parts.exposed_ms):
         notes.append(
-            f"{per_step(today)} small collectives of the script take {format_ms(calls_ms)} of a step, one round trip "
-            f"each, even if nodes average less often; {SMALLER}"
+            f"{format_figure(per_step(today))} small collectives of the script take {format_ms(calls_ms)} of a step, "
+            f"one round trip each, even if nodes average less often; {SMALLER}"
         )
     notes += [
         f"the others wait {format_ms(straggler.late_ms)} per step ({straggler.share:.0%}) for {straggler.node}: "

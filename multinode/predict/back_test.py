@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.predict.network_model import DoubtRules, UncertaintySource
 from multinode.stats.estimate import Estimate
 from multinode.units import format_count, format_figure, format_rate
@@ -57,13 +58,13 @@ _QUANTILE = DOUBTS.doubt(
     "quantile",
     "step",
     about="the error of the model on stored runs",
-    message="the back-test's 90% quantile: {runs} stored runs, an error of {miss}",
+    message="the back-test's 90% quantile is an error of {miss}, over {runs} stored runs",
 )
 _FEW_RUNS = DOUBTS.doubt(
     "few-runs",
     "step",
     about="the largest error on few stored runs",
-    message="of {runs} the largest error was {miss}; a back-tested interval needs {least}",
+    message="the largest error over {runs} was {miss}; a back-tested interval needs {least}",
 )
 
 
@@ -99,6 +100,20 @@ class ResidualQuantile(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_conformal and math.log(high / low) <= self.tested_log_width + _ROUNDING
 
 
+BACK_TESTS = RuleGroup("Back-test of a forecast")
+_NOT_CHECKED = BACK_TESTS.rule(
+    "not-checked",
+    about="no measured run that the model did not use",
+    message="not checked: no measured run for comparison",
+)
+_CHECKED = BACK_TESTS.rule(
+    "checked",
+    about="the errors of step times, and where they were measured",
+    message="checked against {measured}{where}: step time off by {off}{short}{only}",
+    figures=("runs", "median_error", "worst_error"),
+)
+
+
 class BackTest(msgspec.Struct, frozen=True, kw_only=True):
     """The model tested with stored runs."""
 
@@ -107,7 +122,7 @@ class BackTest(msgspec.Struct, frozen=True, kw_only=True):
     worst: Trial | None = None  # the trial with the largest error
     coverage: float | None = None  # share of the trials whose assumed interval contains the measurement
     quantile: ResidualQuantile | None = None  # for the intervals of predictions
-    sentence: str = ""  # the error, where it applies
+    outcome: Finding = _NOT_CHECKED.found(None)  # the error, and where it applies
 
     @property
     def brief(self) -> str:
@@ -123,23 +138,30 @@ def back_test(tested: Sequence[Trial]) -> BackTest:
     """Errors and coverage; pairs without a speed are excluded."""
     trials = tuple(trial for trial in tested if trial.predicted.value > 0 and trial.measured.value > 0)
     if not trials:
-        return BackTest(sentence="not checked: no measured run for comparison")
+        return BackTest()
     median = statistics.median(abs(trial.error) for trial in trials)
     worst = max(trials, key=lambda trial: abs(trial.error))
     covered = sum(trial.is_covered for trial in trials)
     off = f"{abs(worst.error):.1%}"
     if f"{median:.1%}" != off:
         off = f"{median:.1%} (median), {off} at worst"
-    checked = f"checked against {format_count(len(trials), 'measured run')}{_where(trials)}"
-    short = " (it was slower than its network allows)" if worst.shortfall is not None else ""
-    only = "; for other links, see only the ranges" if len(_links(trials)) == 1 else ""
     return BackTest(
         tested=trials,
         median_error=median,
         worst=worst,
         coverage=covered / len(trials),
         quantile=residual_quantile(fair) if (fair := [trial for trial in trials if trial.shortfall is None]) else None,
-        sentence=f"{checked}: step time off by {off}{short}{only}",
+        outcome=_CHECKED.found(
+            None,
+            runs=len(trials),
+            measured=format_count(len(trials), "measured run"),
+            where=_where(trials),
+            off=off,
+            median_error=median,
+            worst_error=abs(worst.error),
+            short=" (it was slower than its network allows)" if worst.shortfall is not None else "",
+            only="; for other links, see only the ranges" if len(_links(trials)) == 1 else "",
+        ),
     )
 
 

@@ -107,17 +107,17 @@ _FROM = _reason("from", about="a link of some rate", message="from this link rat
 _ANY = _reason("any", about="any link", message="at any bandwidth")
 _SAME_WORKERS = _reason(
     "same_workers",
-    about="no link, as one node has as many workers",
+    about="no link rate: one node has as many workers as all nodes together",
     message="never: one node has the same workers and no network between them",
 )
 _OVERHEAD = _reason(
     "overhead",
-    about="no link, as something else than its rate limits the network",
-    message="never, at any bandwidth: the overhead per message or the throughput of the nodes remains",
+    about="no link rate: something other than the link limits the network",
+    message="never, at any bandwidth: the overhead per message or the throughput of the nodes remains the limit",
 )
 _SLOW_NODES = _reason(
     "slow_nodes",
-    about="no link, as the nodes are too slow",
+    about="no link rate is high enough: the nodes themselves are too slow",
     message="never, at any bandwidth: the nodes' own work and their waits for each other are too slow",
 )
 _OVERLAP_OFF = _reason(
@@ -139,9 +139,9 @@ _UNCUT = _reason(
     "uncut",
     about="it is unknown what can be hidden",
     message="unknown: the hidden part depends on the unknown gradient buckets (--bucket-mib 25 is torch's default); "
-    "the prediction assumes that nothing is hidden, the end of its range that everything possible is",
+    "the prediction assumes that nothing is hidden, and the end of its range assumes that everything possible is",
 )
-_AS_NOW = _reason("as_now", about="the accumulation of today", message="as now")
+_AS_NOW = _reason("as_now", about="the current accumulation", message="the current setting")
 _GLOBAL_BATCH = _reason(
     "global_batch",
     about="another accumulation, and so another global batch",
@@ -163,7 +163,7 @@ class NodeGain(Finding, frozen=True, kw_only=True):
 
     nodes: int  # including it
     samples_per_s: float  # difference to the current rate
-    tokens_per_s: float | None  # likewise; None if samples have no known length
+    tokens_per_s: float | None  # difference to the current rate; None if samples have no known length
     worth: Estimate  # relative to the speed of one such node alone: 1 is a node without loss
 
 
@@ -208,7 +208,7 @@ class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
     nothing_exposed: Needed  # link rate from which all communication that overlap can hide is hidden
     efficient: Needed  # link rate that reaches the target
     beats_one: Needed  # link rate from which these nodes are faster than one
-    # likewise with as many workers each as the one node has; None if they already have
+    # link rate from which they beat one node with as many workers each as the one node has; None if they already have
     full_beats_one: Needed | None = None
     accumulation: Needed  # micro-batches that reach the target on the scenario's link
     next_node: NodeGain  # effect of one more node on this link

@@ -146,7 +146,7 @@ class Residual(msgspec.Struct, frozen=True, kw_only=True):
     at: Scenario | None = None  # the scenario of the run; None if it cannot be expressed
     comm: float = 1.0  # time of its calls over that of the network data; at most 1
     extra_ms: float = 0.0  # exposed communication per step beyond the model, for `sent_bytes` per worker
-    sent_bytes: float = 0.0  # likewise
+    sent_bytes: float = 0.0  # per worker and step, for which `extra_ms` were measured
     own: float = 1.0  # its workers' own work and waits, relative to one node
     size: float = 0.0  # error of the model without it; 1 means twice or half the time
     left: float = 0.0  # error with it

@@ -204,8 +204,8 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True):
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of a step's time, in ms."""
 
-    compute_ms: float  # of all micro-batches; likewise `data_ms`
-    optimizer_ms: float  # per step, including averaging or PowerSGD; likewise `host_ms`
+    compute_ms: float  # of all micro-batches; also `data_ms`
+    optimizer_ms: float  # per step, including averaging or PowerSGD; also `host_ms`
     host_ms: float
     data_ms: float
     comm_ms: float  # time of the calls: C and what cannot be hidden

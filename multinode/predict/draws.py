@@ -58,7 +58,7 @@ def interval(value: float, drawn: Sequence[float], error: float) -> tuple[float,
 
     Args:
         value: the prediction.
-        drawn: the same in each of DRAWS.
+        drawn: the prediction in each of DRAWS.
         error: of the whole step, in either direction: 0.1 is 10%.
     """
     speeds = sorted(speed * (1 + error) ** -draw.step for speed, draw in zip(drawn, DRAWS, strict=True))

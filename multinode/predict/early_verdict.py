@@ -5,11 +5,14 @@ Uses the same model as `advise`, with only the records of this run.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
 from multinode.errors import MultinodeError
+from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.predict.advice import NOTICEABLE, RankedOption, pays, rank_options
 from multinode.predict.evidence import gather, work_of_calls
 from multinode.predict.recommendations import training_state
@@ -27,13 +30,68 @@ from multinode.records.run import (
     EarlyVerdict,
     Projection,
     RunSteps,
-    unknown_verdict,
 )
 from multinode.records.run_directory import RunDirectory
 from multinode.stats.estimate import Estimate, exactly, inverse, of_bounds
 from multinode.stats.unknown import Unknown, or_none
 from multinode.traffic.step_calls import Strategy, passing_bytes
 from multinode.units import format_count, format_duration, format_figure, format_ms, times
+
+EARLY_VERDICTS = RuleGroup("Early verdict: is one node faster?")
+_SPEEDUP = ("speedup", "low", "high")
+_ONE_NODE = EARLY_VERDICTS.rule(
+    "one-node-faster",
+    about="one node is faster",
+    message="1 node is {faster}, with the same workers per node",
+    figures=_SPEEDUP,
+)
+_ALL_NODES = EARLY_VERDICTS.rule(
+    "all-nodes-faster",
+    about="all nodes are faster than one",
+    message="{nodes} nodes are {faster}, with the same workers per node",
+    figures=_SPEEDUP,
+)
+_INCONCLUSIVE = EARLY_VERDICTS.rule(
+    "inconclusive",
+    about="the interval includes both outcomes",
+    message="inconclusive: 1 node is {range} the speed of {nodes}, with the same workers per node",
+    figures=_SPEEDUP,
+)
+_UNKNOWN = EARLY_VERDICTS.rule(
+    "unknown",
+    about="nothing can be predicted",
+    message="it is unknown whether 1 node would be faster than {nodes}: {reason}",
+    figures=("reason",),
+)
+_LEFT = EARLY_VERDICTS.rule(
+    "time-left",
+    about="the time for the remaining steps: as the run goes on, on one node, and with the best change",
+    message="Left: {ways}",
+    figures=("left_s", "one_node_left_s"),
+)
+_BEST_CHANGE = EARLY_VERDICTS.rule(
+    "best-change",
+    about="the setting that would help most",
+    message="Best change: {change}, {faster}",
+    figures=_SPEEDUP,
+)
+_CORE_WAIT = EARLY_VERDICTS.rule(
+    "core-wait",
+    about="workers that waited for a CPU core",
+    message="The interval is wide: workers of {node} waited {waited} of a step for a core",
+    figures=("core_wait_ms",),
+)
+_MEMORY_UNKNOWN = EARLY_VERDICTS.rule(
+    "memory-unknown",
+    about="it is unknown whether the training fits on one node",
+    message="It is unknown whether the training fits into one node's memory",
+)
+_TOO_SMALL = EARLY_VERDICTS.rule(
+    "memory-too-small",
+    about="the training does not fit on one node",
+    message="It does not fit into one node's memory{needed}{there}",
+    figures=("needed_gib", "gpu_gib"),
+)
 
 
 def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
@@ -43,10 +101,22 @@ def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
         verdict: the verdict.
         step: current step, for the times; None uses that of the verdict.
     """
+    found = verdict.findings if step is None else _judge_verdict(verdict, step)
+    words = [finding.message for finding in found]
+    words += [shortfall_words(verdict.shortfall)] if verdict.shortfall is not None else []
+    return f"Early verdict ({format_count(verdict.recorded, 'step')}): {'. '.join(words)}"
+
+
+def _unknown_verdict(steps: RunSteps, reason: str) -> EarlyVerdict:
+    found = _UNKNOWN.found(None, nodes=steps.nodes, reason=reason)
+    return EarlyVerdict(**msgspec.structs.asdict(steps), findings=(found,))
+
+
+def _judge_verdict(verdict: EarlyVerdict, step: int) -> tuple[Finding, ...]:
+    """What is said of a verdict when the run is at this step."""
     now, alone = verdict.now, verdict.one_node
     if now is None or alone is None:
-        return verdict.sentence
-    heading = f"Early verdict ({format_count(verdict.recorded, 'step')})"
+        return verdict.findings
     part = _part_left(verdict, step)
     ways = [
         (now, f"on {verdict.nodes} nodes"),
@@ -55,27 +125,52 @@ def verdict_line(verdict: EarlyVerdict, step: int | None = None) -> str:
     ]
     # A finished run has no time left.
     left = ", ".join(words for way, name in ways if part and (words := _left_words(way, name, part)))
-    rest = f". Left: {left}" if left else _best_words(verdict.best)
-    words = f"{rest}{_cores(verdict)}{_memory_words(verdict)}{_shortfall_words(verdict)}"
-    return f"{heading}: {_head(verdict.nodes, alone)}{words}"
+    found = [_judge_speed(verdict.nodes, alone.speedup)]
+    if left:
+        times_s = {"left_s": now.left_s, "one_node_left_s": alone.left_s}
+        figures = {name: time_s.value * part for name, time_s in times_s.items() if time_s is not None}
+        found.append(_LEFT.found(None, ways=left, **figures))
+    elif verdict.best is not None:
+        change, speedup = _change(verdict.best), verdict.best.speedup
+        found.append(_BEST_CHANGE.found(None, change=change, faster=_faster(speedup), **_bounds(speedup)))
+    return (*found, *_judge_limits(verdict))
 
 
-def _head(nodes: int, alone: Projection) -> str:
-    if alone.speedup.low > 1:
-        sentence = f"1 node is {_faster(alone.speedup, f'than {nodes}')}"
-    elif alone.speedup.high < 1:
-        sentence = f"{nodes} nodes are {_faster(inverse(alone.speedup), 'than 1')}"
-    else:
-        sentence = f"inconclusive: 1 node is {alone.speedup.text('times_range')} the speed of {nodes}"
-    return f"{sentence}, with the same workers per node"
+def _judge_speed(nodes: int, speedup: Estimate) -> Finding:
+    if speedup.low > 1:
+        return _ONE_NODE.found(None, faster=_faster(speedup, f"than {nodes}"), **_bounds(speedup))
+    if speedup.high < 1:
+        return _ALL_NODES.found(None, nodes=nodes, faster=_faster(inverse(speedup), "than 1"), **_bounds(speedup))
+    return _INCONCLUSIVE.found(None, nodes=nodes, range=speedup.text("times_range"), **_bounds(speedup))
+
+
+def _judge_limits(verdict: EarlyVerdict) -> Iterator[Finding]:
+    if verdict.core_wait_ms is not None:
+        waited = format_ms(verdict.core_wait_ms)
+        yield _CORE_WAIT.found(verdict.node, waited=waited, core_wait_ms=verdict.core_wait_ms)
+    if verdict.memory == "unknown":
+        yield _MEMORY_UNKNOWN.found(verdict.node)
+    elif verdict.memory == "too_small":
+        needed, there = verdict.needed_gib, verdict.gpu_gib
+        yield _TOO_SMALL.found(
+            verdict.node,
+            needed="" if needed is None else f": {format_figure(needed)} GiB per worker",
+            needed_gib=needed,
+            there="" if needed is None or there is None else f", but its GPU has {format_figure(there)}",
+            gpu_gib=there,
+        )
+
+
+def _bounds(speedup: Estimate) -> dict[str, float]:
+    return {"speedup": speedup.value, "low": speedup.low, "high": speedup.high}
 
 
 def _faster(speedup: Estimate, than: str = "") -> str:
     return f"{' '.join(filter(None, (times(speedup.value), 'faster', than)))} ({speedup.text('times_range')})"
 
 
-def _part_left(verdict: EarlyVerdict, step: int | None) -> float:
-    if step is None or verdict.total_steps is None or verdict.total_steps <= verdict.step:
+def _part_left(verdict: EarlyVerdict, step: int) -> float:
+    if verdict.total_steps is None or verdict.total_steps <= verdict.step:
         return 1.0
     return min(1.0, max(0, verdict.total_steps - step) / (verdict.total_steps - verdict.step))
 
@@ -87,39 +182,10 @@ def _left_words(way: Projection, name: str, part: float) -> str:
     return f"{value} {name} ({low} to {high})"
 
 
-def _best_words(best: BestChange | None) -> str:
-    if best is None:
-        return ""
-    return f". Best change: {_change(best)}, {_faster(best.speedup)}"
-
-
 def _change(best: BestChange) -> str:
     more = f"global batch {best.samples_ratio:g}x" if best.samples_ratio != 1 else ""
     how = "; ".join(words for words in (best.options, more) if words)
     return f"{best.name} [{how}]" if how else best.name
-
-
-def _cores(verdict: EarlyVerdict) -> str:
-    if verdict.core_wait_ms is None:
-        return ""
-    return (
-        f". The interval is wide: workers of {verdict.node} waited {format_ms(verdict.core_wait_ms)} "
-        "of a step for a core"
-    )
-
-
-def _shortfall_words(verdict: EarlyVerdict) -> str:
-    return f". {shortfall_words(verdict.shortfall)}" if verdict.shortfall is not None else ""
-
-
-def _memory_words(verdict: EarlyVerdict) -> str:
-    if verdict.memory == "fits":
-        return ""
-    if verdict.memory == "unknown":
-        return ". It is unknown whether it fits one node's memory"
-    needed = f": {format_figure(verdict.needed_gib)} GiB per worker" if verdict.needed_gib is not None else ""
-    there = f", its GPU has {format_figure(verdict.gpu_gib)}" if needed and verdict.gpu_gib is not None else ""
-    return f". It does not fit one node's memory{needed}{there}"
 
 
 # Changes that a user can make right away: no machines, no other training, nothing that may not fit the memory.
@@ -138,7 +204,7 @@ def early_verdict(steps: RunSteps, today: TrainingState, summary: Summary) -> Ea
     """
     measured = or_none(summary.samples_per_s)
     if measured is None or not measured.value or isinstance(summary.step_time_ms, Unknown):
-        return unknown_verdict(steps, "no measured step was recorded by all workers")
+        return _unknown_verdict(steps, "no measured step was recorded by all workers")
     rate, (low, high) = measured.value, measured.bounds
     left_s = None
     if steps.total_steps is not None:
@@ -160,7 +226,7 @@ def early_verdict(steps: RunSteps, today: TrainingState, summary: Summary) -> Ea
         gpu_gib=budget.total_gib if budget is not None and fits == "too_small" else None,
         core_wait_ms=_core_wait_ms(summary, alone.after.scenario.layout.workers, prediction.step_time_ms),
     )
-    return msgspec.structs.replace(verdict, sentence=verdict_line(verdict))
+    return msgspec.structs.replace(verdict, findings=_judge_verdict(verdict, verdict.step))
 
 
 def _core_wait_ms(summary: Summary, workers: int, step_ms: float) -> float | None:
@@ -235,17 +301,17 @@ def judge(directory: RunDirectory) -> Judged:
 def _judged(directory: RunDirectory, record: Record, steps: RunSteps, summary: Summary) -> EarlyVerdict:
     record, averaging = record.having(summary=summary), record.plan.levers.averaging
     if averaging is not None:
-        return unknown_verdict(steps, f"nodes average {averaging.words}: the first steps do not show its cost")
+        return _unknown_verdict(steps, f"nodes average {averaging.words}: the first steps do not show its cost")
     if isinstance(summary.split.exposed_ms, Unknown):
-        return unknown_verdict(steps, f"exposed communication is unknown: {summary.split.exposed_ms.reason}")
+        return _unknown_verdict(steps, f"exposed communication is unknown: {summary.split.exposed_ms.reason}")
     try:
         evidence = gather([record], link_measured=_carried_gbit_per_s(record, summary))
         today = training_state(evidence, [directory], [summary])
         return early_verdict(steps, today, summary)
     except MultinodeError as error:
-        return unknown_verdict(steps, error.message)
+        return _unknown_verdict(steps, error.message)
     except ValueError as error:
-        return unknown_verdict(steps, str(error))
+        return _unknown_verdict(steps, str(error))
 
 
 def _by_all(observed: Observed) -> list[int]:
@@ -267,7 +333,7 @@ def _carried_gbit_per_s(record: Record, summary: Summary) -> float | None:
     The comparison with one node does not depend on it; gains of changes do.
     """
     comm_ms = or_none(summary.split.comm_ms) or or_none(summary.split.exposed_ms)
-    recorded = record.workload.work if record.workload is not None else None
+    recorded = or_none(record.workload.work) if record.workload is not None else None
     work = recorded or work_of_calls(summary, record.layout)
     if not comm_ms or work is None:
         return None

@@ -36,7 +36,7 @@ from multinode.profile.calls import SeenCall
 from multinode.profile.summary import Summary
 from multinode.records.benchmark import COLLECTIVES
 from multinode.stats.estimate import Estimate, exactly, of_repeats, ratio
-from multinode.stats.unknown import Unknown, or_none
+from multinode.stats.unknown import Unknown, or_none, reason_of
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import SMALL_BYTES, Call, GroupScope, Strategy, TrafficInputs, Work, with_gradients
 from multinode.units import BITS_PER_BYTE, format_figure, format_rate, is_link_rate
@@ -277,7 +277,7 @@ def _network(chosen: RunSelection, link_measured: float | None) -> NetworkModel:
     if rate is None:
         raise UsageError(
             "the speed of the network between the nodes is unknown",
-            hint="measure it: multinode nccl-test --hosts H, or give its rate: --link-measured 1",
+            hint="measure it: multinode nccl-test --hosts H, or give its rate: --link-measured 1gbit",
         )
     layout = newest.layout.on(max(2, newest.layout.nodes))
     return stated_network(Link(gbit_per_s=rate), layout, _backend(newest))
@@ -305,12 +305,10 @@ def _inferred_work(record: Record) -> Work | None:
 def _work(runs: Sequence[Record], model: dict[str, Any] | None) -> Work:
     newest = runs[0]
     alike = [run for run in runs if run.strategy is newest.strategy]
-    recorded = next(
-        (record.workload.work for record in alike if record.workload is not None and record.workload.work), None
-    )
-    if recorded is not None:
-        return recorded
-    job, reason = newest.job, newest.workload.reason if newest.workload is not None else ""
+    for record in alike:
+        if record.workload is not None and not isinstance(record.workload.work, Unknown):
+            return record.workload.work
+    job, reason = newest.job, reason_of(newest.workload.work) if newest.workload is not None else ""
     if job is not None:
         try:
             versions = newest.workload.versions if newest.workload is not None else {}
@@ -413,6 +411,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     holdouts: tuple[HoldoutRun, ...] = ()
     sources: tuple[str, ...] = ()  # of all data, one sentence each
     notes: tuple[str, ...] = ()  # assumptions, one sentence each
+    gpu_gib: float | None = None  # memory of the smallest GPU of the named runs; None is unknown, or no GPUs
 
 
 def gather(
@@ -442,7 +441,14 @@ def gather(
         holdouts=tuple(holdout_runs(inputs, chosen, stored)),
         sources=chosen.sources,
         notes=(*calibration.notes, *_other_workers(chosen), *_unswept(chosen, stream)),
+        gpu_gib=_smallest_gpu_gib(named),
     )
+
+
+def _smallest_gpu_gib(named: Sequence[Record]) -> float | None:
+    summaries = [record.summary for record in named if record.summary is not None]
+    gpus = [gpu for summary in summaries for node in summary.nodes for gpu in node.gpus]
+    return min((gpu.memory_total_gib for gpu in gpus if gpu.memory_total_gib is not None), default=None)
 
 
 def _mean_rate(record: Record, named: Sequence[Record]) -> float:

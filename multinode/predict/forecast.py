@@ -12,32 +12,36 @@ import msgspec
 from multinode.errors import UsageError
 from multinode.figures.figure import Figure, Row
 from multinode.findings.finding import Finding
+from multinode.job.deepspeed import parse_deepspeed
 from multinode.levers.axes import LeverAxes
 from multinode.levers.lever import Workers
 from multinode.levers.levers import NONE, Levers
+from multinode.model.memory import PeakMemory
 from multinode.model.workload import ACCUMULATION
 from multinode.predict.back_test import BackTest, Trial, back_test
 from multinode.predict.break_even import BreakEven, break_even, gain, on_one_node
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario, StepParts
 from multinode.predict.evidence import Evidence
+from multinode.predict.needed_memory import worker_peak
 from multinode.predict.network_model import UncertaintySource, why_measure
 from multinode.predict.prediction import Basis, Prediction
 from multinode.predict.shortfall import judge_holdout, judge_speed
-from multinode.predict.variants import method_of, vary
+from multinode.predict.variants import method_of, parse_method, vary
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.measured import EXPOSED, WORLD_SIZE
+from multinode.records.invocation import Invocation
 from multinode.stats.estimate import Estimate, exactly, inverse, of_bounds
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
-from multinode.units import MIB, UNKNOWN, format_count, format_rate
+from multinode.units import MIB, UNKNOWN, format_count, format_figure, format_rate
 
 
 class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to predict: every combination of its axes; an empty axis is as measured.
+    """What to predict: every combination of the axes. An empty axis: as measured.
 
     Attributes:
-        links: NIC rates in Gbit/s; empty uses common rates and the measured one.
+        links: NIC rates in Gbit/s; if empty, common rates and the measured one.
         per_device_batches: samples per micro-batch of a worker.
         accumulations: micro-batches per step.
         methods: `full` or `lora:RANK`.
@@ -88,7 +92,7 @@ class PredictedScenario(msgspec.Struct, frozen=True, kw_only=True):
     bottleneck: Bottleneck  # the main limit
     doubts: tuple[UncertaintySource, ...] = ()  # reasons for the width of the interval
     case: str = ""  # another way to use the network than the likely one: `one of 8 NICs`, `TCP sockets`
-    cases: tuple[PredictedScenario, ...] = ()  # the same scenario in each; only on the training's own, unmeasured link
+    cases: tuple[PredictedScenario, ...] = ()  # this scenario in each; only on the training's own, unmeasured link
     measured: bool = False  # whether exactly this was measured, so that the prediction is close by construction
 
     @property
@@ -121,7 +125,7 @@ SCENARIO_WORKERS = Figure[int](
     "workers",
     "per node",
     form="number",
-    about="workers of a node; of unequal nodes each one's",
+    about="workers on a node; if the nodes are unequal, those of each",
     cell=lambda row: " + ".join(map(str, row.item.unequal or (row.item.workers_per_node,))),
 )
 SCENARIO_ACCUMULATION = msgspec.structs.replace(ACCUMULATION, title="accum.")
@@ -139,7 +143,7 @@ OVERLAPPED = Figure[bool](
 )
 
 
-class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+class Forecast(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="forecast"):
     """The document of `predict --json`.
 
     Attributes:
@@ -153,14 +157,13 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
         shortfall: the measured speed of several nodes is less than their network allows; None if it is not, or if none
             was measured.
         one_node: one node with the same settings and all its workers; None if the training runs on one node.
-        job: path of the measured YAML, as its user gave it; empty for a script.
-        hosts: the value of `--hosts`; empty if the nodes came from elsewhere.
+        command: the command line of the training; None if nobody typed one.
         back_test: the model tested with all suitable stored runs.
         measure: what to measure before relying on a figure, why and how; empty if nothing.
         notes: assumptions, one sentence each.
     """
 
-    schema: str = "multinode.predict/2"
+    schema: str = "multinode.predict/3"
     sources: tuple[str, ...] = ()
     scenarios: tuple[PredictedScenario, ...]
     break_even: BreakEven | None = None
@@ -169,8 +172,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     own_link: PredictedScenario | None = None
     shortfall: Finding | None = None
     one_node: PredictedScenario | None = None
-    job: str = ""
-    hosts: str = ""
+    command: Invocation | None = None
     back_test: BackTest = BackTest()
     measure: str = ""
     notes: tuple[str, ...] = ()
@@ -268,7 +270,8 @@ def make_forecast(evidence: Evidence, request: ForecastRequest) -> Forecast:
     evidence = trusted(evidence, tested)
     variants = _Variants(evidence)
     try:
-        outlooks = tuple(variants.outlook(point) for point in _points(evidence, request))
+        points = tuple(_points(evidence, request))
+        outlooks = tuple(variants.outlook(point) for point in points)
         sent = _asked(evidence, request)
         return Forecast(
             sources=evidence.sources,
@@ -279,13 +282,12 @@ def make_forecast(evidence: Evidence, request: ForecastRequest) -> Forecast:
             own_link=_own_link(evidence, outlooks),
             shortfall=_shortfall(evidence),
             one_node=_one_node(evidence),
-            job=evidence.subject.job.config_path if evidence.subject.job is not None else "",
             back_test=tested,
             measure=why_measure(evidence.calibration.network),
-            notes=(*evidence.notes, *_more_workers(evidence.calibration, outlooks)),
+            notes=(*evidence.notes, *_more_workers(evidence.calibration, outlooks), *_too_large(variants, points)),
         )
     except ValueError as error:
-        raise UsageError(str(error), hint="give its parameters, or remove that strategy") from None
+        raise UsageError(str(error), hint="give model.parameters, or remove that strategy") from None
 
 
 def _today(evidence: Evidence) -> PredictedScenario | None:
@@ -386,7 +388,7 @@ class _Variants:
         self.made: dict[tuple[Strategy, str | None], Calibration] = {}
 
     def outlook(self, point: _Point) -> PredictedScenario:
-        scenario, calibration = self._scenario(point), self._calibration(point)
+        scenario, calibration = self.scenario(point), self._calibration(point)
         row = predict_scenario(
             calibration,
             scenario,
@@ -411,7 +413,21 @@ class _Variants:
             self.made[key] = vary(evidence.calibration, evidence.subject, strategy=point.strategy, method=point.method)
         return self.made[key]
 
-    def _scenario(self, point: _Point) -> Scenario:
+    def peak(self, point: _Point) -> PeakMemory | None:
+        """The memory of a worker; None if it is unknown, or was measured: that has fitted."""
+        scenario, subject = self.scenario(point), self.evidence.subject
+        if self._is_measured(scenario, point):
+            return None
+        settings, deepspeed = subject.settings, None
+        if point.method is not None and point.method != method_of(settings):
+            rank = parse_method(point.method)
+            settings = msgspec.structs.replace(settings, method="full" if rank is None else "lora", lora_rank=rank)
+        if point.strategy is self.evidence.today.strategy and subject.job is not None:
+            deepspeed = parse_deepspeed(subject.job.deepspeed_text)
+        return worker_peak(subject, settings, scenario, self._calibration(point).work.load, deepspeed)
+
+    def scenario(self, point: _Point) -> Scenario:
+        """The training that a point stands for."""
         today = self.evidence.today
         overlap = point.overlap
         if overlap is None:
@@ -490,7 +506,9 @@ def refuse_unusable(request: ForecastRequest) -> None:
     ):
         for value in values:
             if not least <= value <= most:
-                raise UsageError(f"{option} {value:g} cannot be", hint=f"from {least:g} to {most:g}")
+                raise UsageError(
+                    f"{option} {value:g} is out of range", hint=f"use a value from {least:,g} to {most:,g}"
+                )
     if not 0 < request.target < 1:
         raise UsageError(
             f"--target {request.target:g} is not an efficiency", hint="give a value between 0 and 1: --target 0.9"
@@ -511,9 +529,28 @@ def _usable(point: _Point, axes: LeverAxes) -> Levers:
 
 def _refuse_contradiction(point: _Point) -> None:
     for lever in point.levers if point.strategy is not Strategy.DDP else ():
-        raise UsageError(f"{lever.option} works with DDP, not with {point.strategy}", hint="--strategy ddp")
+        raise UsageError(f"{lever.option} works with DDP, not with {point.strategy}", hint="use --strategy ddp")
     point.levers.refuse_pairs()
     point.levers.check(Workers())
+
+
+def _too_large(variants: _Variants, points: Iterable[_Point]) -> Iterator[str]:
+    """Settings that were asked for, which need more memory than the smallest GPU has."""
+    total_gib, told = variants.evidence.gpu_gib, set[str]()
+    for point in points if total_gib is not None else ():
+        peak = variants.peak(point)
+        if total_gib is None or peak is None or peak.needed.value <= total_gib:
+            continue
+        scenario = variants.scenario(point)
+        method = point.method or method_of(variants.evidence.subject.settings)
+        workers = format_count(scenario.layout.workers, "worker")
+        named = f"{scenario.strategy}, {method}, batch {scenario.per_device_batch:g} on {workers}"
+        if named not in told:
+            told.add(named)
+            yield (
+                f"{named} does not fit: a worker needs about {format_figure(peak.needed.value)} GiB "
+                f"({peak.needed.text('range')}), and the smallest GPU has {format_figure(total_gib)}"
+            )
 
 
 def _more_workers(calibration: Calibration, outlooks: Iterable[PredictedScenario]) -> Iterator[str]:

@@ -203,13 +203,13 @@ _ONLY_A_STREAM = DOUBTS.doubt(
     "only-a-stream",
     "network",
     about="a network of which only a TCP stream was measured",
-    message="no collective was measured: only a TCP stream of {stream} GB/s is known",
+    message="no collective was measured, only a TCP stream of {stream} GB/s",
 )
 _ONLY_A_RATE = DOUBTS.doubt(
     "only-a-rate",
     "network",
     about="a network of which only the link rate is known",
-    message="no collective was measured: only the link rate is known, of which {carried}",
+    message="no collective was measured; only the link rate is known, of which {carried}",
 )
 _HELD_OUT_SIZES = DOUBTS.doubt(
     "held-out-sizes",
@@ -220,13 +220,13 @@ _HELD_OUT_SIZES = DOUBTS.doubt(
 _OTHER_LINK = DOUBTS.doubt(
     "other-link",
     "network",
-    about="another link than was measured",
+    about="a different link from the measured one",
     message="the link is {times} times {way} than measured",
 )
 _OTHER_WORKERS = DOUBTS.doubt(
     "other-workers",
     "network",
-    about="another number of nodes or workers than was measured",
+    about="a different number of nodes or workers from the measured one",
     message="{measured} measured, {requested} requested",
 )
 _OTHER_COLLECTIVES = DOUBTS.doubt(
@@ -240,7 +240,7 @@ _OTHER_COLLECTIVES = DOUBTS.doubt(
 class CommTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Time of the calls of a step, without overlap, in ms."""
 
-    micro_batch_ms: float = 0.0  # of each micro-batch, hideable; likewise `step_ms` once per step
+    micro_batch_ms: float = 0.0  # of each micro-batch, hideable; `step_ms` is of what is sent once per step
     step_ms: float = 0.0
     after_ms: float = 0.0  # once per step, for calls that nothing overlaps
 
@@ -335,7 +335,7 @@ def why_measure(network: NetworkModel) -> str:
     return (
         f"{format_rate(network.link.gbit_per_s)} is nominal, not measured: clouds cap a flow at {low:g} to {high:g} "
         "Gbit/s and advertise the maximum. Measure a stream (iperf3) and give its rate: --stream RATE, or "
-        "payload_gbit_per_s in a file of figures; or network.cloud: false if they are not in a cloud"
+        "payload_gbit_per_s in a file of figures. If the nodes are not in a cloud, set network.cloud: false"
     )
 
 
@@ -437,7 +437,7 @@ def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> Networ
     if link_gbit_per_s is None:
         raise UsageError(
             f"nccl-test {report.run_id} does not report its link rate, so it cannot be scaled to another link",
-            hint="give it in Gbit/s: --link-measured 1",
+            hint="give it: --link-measured 1gbit",
         )
     fits = {name: _again(curve, report.run_id) for name, curve in report.curves.items()}
     curves = {name: curve for name, curve in fits.items() if curve.bandwidth_gb_per_s is not None}

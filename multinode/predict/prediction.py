@@ -283,14 +283,14 @@ DOUBTS = DoubtRules("Uncertainty of a prediction: the scenario and the model")
 _OTHER_BATCH = DOUBTS.doubt(
     "other-batch",
     "compute",
-    about="another batch or accumulation than was measured",
+    about="a different batch or accumulation from the measured one",
     message="{name} is {times} times that of the measured run",
 )
 _FIXED_PART = DOUBTS.doubt(
     "fixed-part",
     "fixed",
     about="work that a step does once, whatever its batch",
-    message="up to {most:.0%} of the step may be done once per step, whatever its samples",
+    message="up to {most:.0%} of the step time may occur once per step, regardless of the number of samples",
 )
 _MORE_WORKERS = DOUBTS.doubt(
     "more-workers",
@@ -301,13 +301,13 @@ _MORE_WORKERS = DOUBTS.doubt(
 _OTHER_ENGINE = DOUBTS.doubt(
     "other-strategy",
     "compute",
-    about="another strategy than was measured",
-    message="the engine's own work is that of the measured {strategy}",
+    about="a different strategy from the measured one",
+    message="the engine's own work was measured with {strategy}",
 )
 _INSIDE = DOUBTS.doubt(
     "inside-a-node",
     "network",
-    about="an exchange between workers of one node that was not measured",
+    about="an unmeasured exchange between workers on the same node",
     message="the exchange between workers of one node was not measured: assumed at {low} to {high} GB/s",
 )
 _SHARDED_STATES = DOUBTS.doubt(
@@ -320,13 +320,13 @@ _HIDDEN_PART = DOUBTS.doubt(
     "hidden-part",
     "overlap",
     about="an overlap that was not measured",
-    message="the part that computation hides was not measured: from {start} to everything possible",
+    message="the overlap with compute was not measured: it may be anything from {start} to everything possible",
 )
 _ROUNDS = DOUBTS.doubt(
     "rounds",
     "compute",
     about="waits once per round, with less frequent synchronization",
-    message="the nodes' wait for each other once per round was not measured",
+    message="how long the nodes wait for each other in each round was not measured",
 )
 _LEVER_COMPUTE = DOUBTS.doubt(
     "lever-compute",
@@ -338,7 +338,7 @@ _MODEL_OFF = DOUBTS.doubt(
     "model-off",
     "step",
     about="the error of the model at the measured point",
-    message="on several nodes the model alone was off by a factor of {factor}",
+    message="on several nodes, the model alone was off by a factor of {factor}",
 )
 _OWN_WORK = DOUBTS.doubt(
     "own-work",
@@ -347,19 +347,19 @@ _OWN_WORK = DOUBTS.doubt(
     message="the workers' own work took {times} times as long as on one node, possibly by chance",
 )
 _BETWEEN_RUNS = DOUBTS.doubt(
-    "between-runs", "step", about="the variation between runs", message="at least the variation between runs"
+    "between-runs", "step", about="the variation between runs", message="it includes the variation between runs"
 )
 _SCATTER = DOUBTS.doubt(
     "scatter", "step", about="the variation of the measured runs", message="{differing} by {scatter:.0%}"
 )
 _SIZE_SCAN = DOUBTS.doubt(
-    "size-scan", "step", about="the error of the size scan", message="at least the error of the size scan"
+    "size-scan", "step", about="the error of the size scan", message="it includes the error of the size scan"
 )
 _WHOLE_STEP = DOUBTS.doubt(
     "whole-step",
     "network",
     about="a step on several nodes whose communication is unknown",
-    message="the step was measured on {nodes} nodes, and nothing separates its communication",
+    message="the step was measured on {nodes} nodes, but its communication cannot be separated",
 )
 
 
@@ -587,8 +587,8 @@ def _notes(run_id: str, step_ms: float, alone: StepParts, residual: Residual) ->
     if residual.size > _NOTICEABLE:
         causes = "; ".join(_causes(step_ms, residual))
         yield (
-            f"a step of run {run_id} took {format_ms(step_ms)}, but {format_ms(alone.step_ms)} by the model alone: "
-            f"{causes}; predictions for several nodes include this"
+            f"a step of run {run_id} took {format_ms(step_ms)}, but the model alone predicts "
+            f"{format_ms(alone.step_ms)}: {causes}; predictions for several nodes include this"
         )
 
 

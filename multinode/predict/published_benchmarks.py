@@ -67,6 +67,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     shape: dict[str, Any] | None = None  # its config.json, or the part that decides its size
     parameters: _Parameters | None = None  # in total; needed without a shape for strategies that gather them
     trainable: _Parameters | None = None  # of them, without a shape
+    active: _Parameters | None = None  # of a mixture of experts, those that a token passes; for `tflops_per_gpu`
     lora: Lora | None = None  # the adapter, with a shape
 
 
@@ -90,7 +91,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if self.gbit_per_s is not None and stated.gbit_per_s is None:
             raise WrongValue(f"{self.gbit_per_s!r} is not a link rate; write it as 10GbE, 100G or 8x400G", "gbit_per_s")
         if self.nics is not None and stated.nics != self.nics:
-            raise WrongValue(f"gbit_per_s has {stated.nics} NICs, nics {self.nics}", "nics")
+            raise WrongValue(f"gbit_per_s names {stated.nics} NICs, but nics names {self.nics}", "nics")
 
     @property
     def stated(self) -> PublishedLink:
@@ -108,7 +109,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     nodes: _Fleet = 1
     workers_per_node: _Fleet | None = None  # if equal on all nodes; otherwise `workers`, one number per node
     workers: tuple[_Fleet, ...] = ()
-    # if it differs from that of the file; likewise `accumulation` and `global_batch`
+    # if it differs from that of the file; also `accumulation` and `global_batch`
     per_device_batch: _Positive | None = None
     accumulation: _Count | None = None
     global_batch: _Positive | None = None
@@ -116,7 +117,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     steps: _Count | None = None  # that the figure is the mean of, if start-up is among them
     step_time_ms: _Figure | None = None  # of an optimizer step; or `step_time_s`
     step_time_s: _Figure | None = None
-    # of all workers; likewise `tokens_per_s`, for `tokens_per_sample` of the file
+    # of all workers; also `tokens_per_s`, for `tokens_per_sample` of the file
     samples_per_s: _Figure | None = None
     tokens_per_s: _Figure | None = None
     tgs: _Figure | None = None  # tokens per GPU and second
@@ -306,7 +307,7 @@ def evidence_of_benchmarks(benchmarks: PublishedBenchmarks, stream: float | None
         notes=(
             *calibration.notes,
             *_start_up_notes(base),
-            f"no collective was measured: {_known(stated)} of the network",
+            f"no collective was measured: {_known(stated)}",
         ),
     )
 
@@ -332,7 +333,10 @@ def _known_points(benchmarks: PublishedBenchmarks) -> tuple[list[_PublishedPoint
             hint = "put figures of several nodes under several_nodes, or under base to start from them"
             raise UsageError("single_node.nodes must be 1", hint=hint)
         if point.layout != points[0].layout:
-            raise UsageError(f"{point.where}: other workers than the first", hint="give figures of the same workers")
+            raise UsageError(
+                f"{point.where}: its workers differ from those of the first figure",
+                hint="give figures for the same workers",
+            )
     return points, speeds[0]
 
 
@@ -377,7 +381,7 @@ def _fixed_ms(points: Sequence[_PublishedPoint]) -> float | None:
 def _start_up_notes(base: Speed) -> tuple[str, ...]:
     if base.steps is None:
         return ()
-    narrower = "a figure without the first steps, or a second one of another accumulation, narrows the intervals"
+    narrower = "a figure without the first steps, or a second one with a different accumulation, narrows the intervals"
     return (f"start-up is part of a mean over {base.steps} steps: {narrower}",)
 
 
@@ -483,8 +487,8 @@ def _link(network: Network) -> Link:
 def _known(network: Network) -> str:
     stream = _stream(network)
     if stream is None:
-        return "only the link rate is known"
-    return f"only a stream of {format_rate(stream * _BITS_PER_BYTE)} is known"
+        return "only the link rate of the network is known"
+    return f"only the rate of one stream, {format_rate(stream * _BITS_PER_BYTE)}, is known"
 
 
 def _stream(network: Network) -> float | None:
@@ -510,8 +514,9 @@ def _load(benchmarks: PublishedBenchmarks, strategy: Strategy) -> TrafficInputs:
         )
     if shape is None:
         parameters, trainable = model.parameters, model.trainable
-    elif model.trainable is not None or model.parameters is not None:
-        raise UsageError("model: the parameters are counted from the shape", hint="remove parameters and trainable")
+    elif any(count is not None for count in (model.trainable, model.parameters, model.active)):
+        hint = "remove parameters, trainable and active"
+        raise UsageError("model: the parameters are counted from the shape", hint=hint)
     else:
         lora = model.lora
         trainable = shape.parameters if lora is None else lora_parameters(shape, lora.rank, lora.targets)
@@ -519,8 +524,9 @@ def _load(benchmarks: PublishedBenchmarks, strategy: Strategy) -> TrafficInputs:
     if trainable is None:
         hint = "give model.trainable, the number of trainable parameters; or model.shape and model.lora"
         raise UsageError("model: the number of trainable parameters is unknown", hint=hint)
-    if parameters is not None and parameters < trainable:
-        raise UsageError(f"model: {trainable:,} trainable parameters of {parameters:,} is impossible")
+    for what, count in (("trainable", trainable), ("active", model.active)):
+        if parameters is not None and count is not None and parameters < count:
+            raise UsageError(f"model: {count:,} {what} parameters of {parameters:,} is impossible")
     narrow = half and strategy is not Strategy.DDP
     return TrafficInputs(
         parameters=parameters,
@@ -580,7 +586,7 @@ def _tflops_per_token(benchmarks: PublishedBenchmarks, where: str) -> float:
     if shape is not None:
         adapter = None if model.lora is None else lora_parameters(shape, model.lora.rank, model.lora.targets)
         return flops_per_token(shape, benchmarks.tokens_per_sample or 0.0, adapter_parameters=adapter).model / _TFLOP
-    parameters = model.parameters or model.trainable
+    parameters = model.active or model.parameters or model.trainable
     if parameters is None:
         raise UsageError(f"{where}.tflops_per_gpu: the model's size is unknown", hint="give model.shape")
     return _FLOPS_PER_PARAMETER * parameters / _TFLOP
@@ -592,5 +598,5 @@ def _rounded(value: float | str) -> Estimate:
         return round_number(value)
     found = parse_published(value)
     if found.unit:
-        raise ValueError(f"{value!r} has a unit, which the name of its key tells")
+        raise ValueError(f"{value!r} has a unit, but the name of its key already states it")
     return found.figure

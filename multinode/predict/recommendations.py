@@ -13,13 +13,13 @@ import msgspec
 from multinode.cluster.cluster import Node
 from multinode.errors import UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
-from multinode.job.job import LlamaFactoryJob, named_paths
+from multinode.job.job import TrainingJob, named_paths
 from multinode.model.workload import JobSettings
 from multinode.predict.advice import Recommendations, rank_options
 from multinode.predict.advice_screen import advice_notes
 from multinode.predict.evidence import Evidence
 from multinode.predict.forecast import back_tested, trusted
-from multinode.predict.request import evidence_of, hosts_of, read_record, runs_of
+from multinode.predict.request import command_of, evidence_of, read_record, runs_of
 from multinode.predict.training_state import GpuMemoryBudget, TrainingState
 from multinode.profile.summary import Summary
 from multinode.records.run_directory import RunDirectory, list_runs
@@ -55,12 +55,11 @@ def advise_runs(
         advice=advice,
         notes=tuple(dict.fromkeys(notes)),
         back_test=tested,
-        job=evidence.subject.job.config_path if evidence.subject.job is not None else "",
-        hosts=hosts_of(root, names),
+        command=command_of(root, names, evidence.subject.job),
     )
 
 
-def measured_job(root: Path, names: Sequence[str], settings: JobSettings) -> LlamaFactoryJob:
+def measured_job(root: Path, names: Sequence[str], settings: JobSettings) -> TrainingJob:
     """The job with these settings as it went to the nodes, with its overrides and its shortened steps.
 
     Args:

@@ -8,11 +8,13 @@ from pathlib import Path
 import msgspec
 
 from multinode.errors import MultinodeError, UsageError
+from multinode.job.job import TrainingJob
 from multinode.predict.evidence import Evidence, gather
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast, refuse_unusable
 from multinode.predict.published_benchmarks import PublishedBenchmarks, evidence_of_benchmarks
 from multinode.predict.run_selection import Record
 from multinode.records.files import load_yaml
+from multinode.records.invocation import Invocation
 from multinode.records.run_directory import RunDirectory, list_runs
 from multinode.runs.stored_run import StoredRun
 
@@ -52,8 +54,9 @@ def forecast_runs(root: Path, names: Sequence[str], request: ForecastRequest | N
     """
     request = request or ForecastRequest()
     refuse_unusable(request)
-    forecast = make_forecast(evidence_of(root, names, request.link_measured, request.stream), request)
-    return msgspec.structs.replace(forecast, hosts=hosts_of(root, names))
+    evidence = evidence_of(root, names, request.link_measured, request.stream)
+    command = command_of(root, names, evidence.subject.job)
+    return msgspec.structs.replace(make_forecast(evidence, request), command=command)
 
 
 def forecast_benchmarks(path: Path, request: ForecastRequest | None = None) -> Forecast:
@@ -100,11 +103,17 @@ def evidence_of(
     return gather(trainings, list(_read_others(others)), link_measured, stream)
 
 
-def hosts_of(root: Path, names: Sequence[str]) -> str:
-    """The value of `--hosts` of the newest of these runs; empty if the nodes came from elsewhere, or unknown."""
-    named = {run.path for name in names for run in runs_of(RunDirectory.open(root, name))}
+def command_of(root: Path, names: Sequence[str], job: TrainingJob | None) -> Invocation | None:
+    """The command line that started one of these runs, else the launch of their `job`; None if neither is known."""
+    opened = [RunDirectory.open(root, name) for name in names]
+    stored = (run.command for run in (directory.read_run() for directory in opened) if run is not None)
+    if (typed := next(filter(None, stored), None)) is not None or job is None:
+        return typed
+    # A YAML is kept with its runs, whoever started them.
+    named = {run.path for directory in opened for run in runs_of(directory)}
     newest = next((path for path in reversed(list_runs(root)) if path in named), None)
-    return RunDirectory(newest).read_hosts() if newest is not None else ""
+    hosts = RunDirectory(newest).read_hosts() if newest is not None else ""
+    return Invocation(verb="launch", options=(("--hosts", hosts),) if hosts else (), job=(job.config_path,))
 
 
 def runs_of(directory: RunDirectory) -> list[RunDirectory]:

@@ -9,8 +9,8 @@ import msgspec
 
 from multinode.decoding import parse_option
 from multinode.errors import JobError, UsageError
-from multinode.job.engines.engine import find_kind
-from multinode.job.job import LlamaFactoryJob, parse_llamafactory
+from multinode.job.engines.place import JOB_FILE
+from multinode.job.job import TrainingCommand, TrainingJob, parse_training
 from multinode.model.workload import JobSettings, differing_setting, read_settings
 from multinode.network.measure import load_scan
 from multinode.network.size_scan import ScanReport
@@ -60,15 +60,14 @@ class Record(StoredRun):
         return self.sweep is None and has_speed and self.plan.levers.algorithm is None
 
     @functools.cached_property
-    def job(self) -> LlamaFactoryJob | None:
-        """The LLaMA-Factory job as it went to the nodes; None of a script."""
+    def job(self) -> TrainingJob | None:
+        """The training as it went to the nodes; None of a script."""
         files = {file.path: file.text for node in self.plan.nodes[:1] for file in node.files}
-        kind = find_kind(self.plan.engine)
-        text = files.get(kind.config_file) if kind is not None and kind.config_file is not None else None
-        if text is None:
+        if not self.plan.framework or JOB_FILE not in files:
             return None
         try:
-            job = parse_llamafactory(text, self.plan.config_path or self.plan.job.split(" ", maxsplit=1)[0])
+            like = TrainingCommand(framework=self.plan.framework, verb=self.plan.verb)
+            job = parse_training(files[JOB_FILE], self.plan.config_path, like=like)
         except JobError:
             return None
         deepspeed = next((text for path, text in files.items() if path.endswith(".json")), None)
@@ -169,7 +168,7 @@ def select_runs(named: Sequence[Record], others: Sequence[Record]) -> RunSelecti
     if stranger is not None:
         raise UsageError(
             f"runs {stranger.run_id} and {last.run_id} trained differently ({difference(stranger, last)})",
-            hint="name runs of one training",
+            hint="name runs of the same training job",
         )
     singles, several = (
         [training for training in trainings if (training.layout.nodes > 1) is many] for many in (False, True)
@@ -218,7 +217,7 @@ def _nothing_to_use(named: Sequence[Record]) -> UsageError:
     for record in named:
         if record.sweep is not None:
             return UsageError(
-                f"run {record.run_id} is an nccl-test, but no training on its nodes is stored",
+                f"run {record.run_id} is an nccl-test, but no training run on its nodes is stored",
                 hint=f"measure one: {CONTRAST}",
             )
         reason = reason_of(record.summary.samples_per_s) if record.summary is not None else "it has no summary"

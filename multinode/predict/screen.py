@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from multinode.cluster.quoting import hosts_option
 from multinode.figures.figure import Figure, Row
 from multinode.figures.frame import Frame
 from multinode.model.workload import METHOD, PER_DEVICE_BATCH, STRATEGY
@@ -78,7 +76,7 @@ def break_even_words(
         return f"{words}, {sides[0]} against {sides[1]} (predicted)"
     if shortly:
         return f"{words}, predicted, {f'with {workers} per node' if alike else f'against {sides[1]}'}"
-    return f"{words}, predicted: on a faster link {sides[0]} are faster than {sides[1]}{yours}"
+    return f"{words}, predicted. On a faster link, {sides[0]} are faster than {sides[1]}{yours}"
 
 
 def accumulation_words(needed: Needed) -> str:
@@ -91,7 +89,7 @@ def accumulation_words(needed: Needed) -> str:
 
 
 def _count(needed: Needed) -> str:
-    return _needed_words(needed, "accumulation", "more than can be tried", lambda count, _: f"{count:g}")
+    return _needed_words(needed, "accumulation", "an unknown maximum", lambda count, _: f"{count:g}")
 
 
 def _needed_words(needed: Needed, noun: str, beyond: str, words: Callable[[float, int], str]) -> str:
@@ -120,11 +118,6 @@ def _rate(gbit_per_s: float, way: int) -> str:
     if not way:
         return format_rate(round(digits) * unit)
     return format_rate((math.ceil(digits - _ROUNDING) if way > 0 else math.floor(digits + _ROUNDING)) * unit)
-
-
-def launch_command(job: str, hosts: str, options: str) -> str:
-    """The launch of the YAML that was measured, on the nodes that were; of a script, an empty `job`, options alone."""
-    return f"multinode launch{hosts_option(hosts)} {shlex.quote(job)} {options}".rstrip() if job else options
 
 
 _MOST_SCENARIOS = 60
@@ -288,23 +281,23 @@ def break_even_sheet(forecast: Forecast | None) -> Sheet:
 
 def forecast_notes(forecast: Forecast) -> Iterator[str]:
     """How far the model is to be trusted, where it has its figures, and why the intervals are wide."""
-    yield f"back-test: {forecast.back_test.sentence}"
+    yield f"back-test: {forecast.back_test.outcome.message}"
     yield _intervals(forecast)
     yield from (f"from: {source}" for source in forecast.sources)
     yield from (f"note: {note}" for note in forecast.notes)
     widest = max((row for row in forecast.scenarios if row.nodes > 1), key=_width, default=None)
     if widest is not None:
         whys = "; ".join(doubt.message for doubt in widest.doubts)
-        yield f"the widest interval is {_width(widest):.0%} of its value: {whys}"
+        yield f"reasons for the widest interval ({_width(widest):.0%} of its value): {whys}"
 
 
 def _intervals(forecast: Forecast) -> str:
     quantile = forecast.back_test.quantile
     if quantile is None or not quantile.is_conformal:
         runs = quantile.runs if quantile is not None else 0
-        return f"intervals: assumed, not back-tested: {runs} of the {LEAST_RUNS} runs needed for a 90% interval"
+        return f"intervals: assumed, not back-tested ({runs} of the {LEAST_RUNS} runs needed for a 90% interval)"
     beyond = sum(row.basis == "assumed" and row.nodes > 1 for row in forecast.scenarios)
-    note = f"intervals: 90%, from the residuals of {quantile.runs} runs: up to {quantile.relative:.1%} off"
+    note = f"intervals: 90%, from the residuals of {quantile.runs} runs, up to {quantile.relative:.1%} off"
     outside = f"{format_count(beyond, 'row')} outside the tested range: assumed, at least as wide"
     return f"{note}; {outside}" if beyond else note
 
@@ -367,9 +360,8 @@ def _today(forecast: Forecast) -> Iterator[tuple[str, str]]:
         yield "Today", rate
         return
     yield "Today", f"{rate}, {times(1 / today.speedup.value)} slower than 1 node: for now, train on 1 node"
-    if forecast.job:
-        options = f"--nodes 1 --workers-per-node {alone.workers_per_node}"
-        yield "", CommandLine(launch_command(forecast.job, forecast.hosts, options))
+    if forecast.command is not None:
+        yield "", CommandLine(forecast.command.launch(f"--nodes 1 --workers-per-node {alone.workers_per_node}"))
 
 
 def _rows(forecast: Forecast) -> Iterator[tuple[str, str]]:
@@ -382,7 +374,7 @@ def _rows(forecast: Forecast) -> Iterator[tuple[str, str]]:
         yield "Measured", shortfall_words(forecast.shortfall)
     if forecast.break_even is not None:
         yield "Needed", f"{_target(forecast)}: {link_words(forecast.break_even.efficient)}"
-    yield "Model", forecast.back_test.sentence
+    yield "Model", forecast.back_test.outcome.message
     if forecast.measure:
         yield "Measure", forecast.measure
 

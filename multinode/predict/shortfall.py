@@ -27,7 +27,7 @@ SHORTFALLS = RuleGroup("Speed that the network does not explain")
 _SLOWER = SHORTFALLS.rule(
     "slower-than-network",
     about="several nodes that were slower than their network allows",
-    message="{times} slower than {link} {allows}: as from about {rate}{as_with}",
+    message="{times} slower than {link} {allows}: the speed matches about {rate}{as_with}",
     hint="{fix!s}",
     figures=("slower", "link_gbit_per_s", "as_from_gbit_per_s", "case"),
 )
@@ -65,9 +65,9 @@ def judge_speed(
     link = scenario.link
     gbit_per_s = link.gbit_per_s * _as_from(plain, scenario, measured_ms) / link.goodput_gb_per_s
     case = _nearest_case(plain, scenario, rate)
-    allows = "allow as measured" if network.is_measured else "allow"
+    allows = "allows (as measured)" if network.is_measured else "allows"
     over = " over RDMA" if link.rdma else ""
-    as_with = f", as with {case}" if case else ""
+    as_with = f", or {case}" if case else ""
     return _SLOWER.found(
         None,
         times=times(slower),
@@ -147,7 +147,7 @@ def _hint(network: NetworkModel) -> str:
     if network.is_measured:
         return "find what the step waits for: multinode show"
     if network.link.rdma:
-        return "is NCCL using RDMA, on every NIC? multinode nccl-test"
+        return "check whether NCCL uses RDMA on every NIC: multinode nccl-test"
     if network.may_cap_flows(network.link):
-        return "does a cloud cap a TCP flow? multinode nccl-test"
+        return "check whether a cloud caps TCP flows: multinode nccl-test"
     return "measure the link, or the nodes one by one: multinode nccl-test, multinode bench"

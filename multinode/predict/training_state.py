@@ -5,27 +5,27 @@ Which options there are is `tuning_options`'; what one gains is `advice`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
+from multinode.findings.finding import Finding
 from multinode.job.deepspeed import DeepSpeedConfig, fixed_edits
 from multinode.job.job_files import Change
 from multinode.levers.levers import Levers
-from multinode.model.training import MemoryNeed, StatePlacement, memory_need
+from multinode.model.fitting import USABLE
+from multinode.model.memory import MemoryNeed, PeakMemory, memory_need
 from multinode.model.workload import JobSettings
 from multinode.predict.calibration import Calibration, sent_as
 from multinode.predict.cost_model import Scenario
 from multinode.predict.forecast import PredictedScenario, predict_scenario
+from multinode.predict.needed_memory import state_placement, worker_peak
 from multinode.predict.prediction import Prediction, calls_of, sent_bytes
 from multinode.predict.variants import Subject, method_of
 from multinode.profile.figures import BalanceOutlook, Straggler
 from multinode.stats.estimate import Estimate
 
-_QUANTISED_BITS = 4
-# GPUs are never filled to the last byte: CUDA's context, workspaces and fragments take their part.
-_USABLE = 0.95
 _replace = msgspec.structs.replace
 
 
@@ -50,7 +50,7 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     slots: tuple[int | None, ...] = ()
     measured_samples_per_s: float | None = None  # of exactly this; None where it was not measured
     single_gain: Estimate | None = None  # of one node over the measured training, where both were repeated
-    single_samples_per_s: float | None = None  # of the run on one node that its costs were measured in; likewise
+    single_samples_per_s: float | None = None  # of the measured run on one node, if there is one
     stragglers: tuple[Straggler, ...] = ()  # nodes that the others waited for
     dataset_samples: int | None = None  # of the training set; None is unknown
     balance: BalanceOutlook | None = None  # what dealing samples out by the nodes' speed would give; None is unknown
@@ -97,18 +97,13 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
 
     def memory_need(self) -> MemoryNeed | None:
         """What the states of the model take of a worker; None where the model's size is not known."""
-        settings, scenario = self.settings, self.scenario
-        sharing = self.deepspeed if scenario.strategy.engine == "DeepSpeed" else None
-        placement = StatePlacement(
-            half=settings.precision in {"bf16", "fp16"},
-            frozen_bits=_QUANTISED_BITS if settings.is_quantised else None,
-            optimizer_elsewhere=sharing is not None and sharing.offload_optimizer is not None,
-            # Below stage 3 each worker keeps them whole, and DeepSpeed ignores `offload_param`.
-            parameters_elsewhere=sharing is not None
-            and sharing.offload_parameters is not None
-            and scenario.strategy.shards_parameters,
-        )
-        return memory_need(scenario.strategy, self.calibration.work.load, scenario.layout, placement)
+        placement = state_placement(self.settings, self.scenario.strategy, self.deepspeed)
+        return memory_need(self.scenario.strategy, self.calibration.work.load, self.scenario.layout, placement)
+
+    def peak(self) -> PeakMemory | None:
+        """What a worker needs with samples of the full length; None where widths or length are not known."""
+        load = self.calibration.work.load
+        return worker_peak(self.subject, self.settings, self.scenario, load, self.deepspeed)
 
     def batch_edits(self) -> tuple[str, ...]:
         """Edits of a DeepSpeed JSON that fixes another batch than this."""
@@ -129,10 +124,6 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
         return sent_bytes(scenario, calls_of(self.calibration, scenario)) / samples / 1e6
 
 
-NOTHING = "nothing"
-"""What a change means that leaves the training as it is."""
-
-
 class TuningOption(msgspec.Struct, frozen=True, kw_only=True):
     """One change and where it leads."""
 
@@ -145,17 +136,17 @@ class TuningOption(msgspec.Struct, frozen=True, kw_only=True):
     extra_gib: float | None = 0.0  # memory of a worker beyond that of its states; None is unknown
     doubt: float = 0.0  # how far off its prediction may be beyond the model's own interval: 0.1 is 10%
     parts: tuple[TuningOption, ...] = ()  # of a pair, both
-    meaning: str = NOTHING  # what it changes beside the speed
+    effects: tuple[Finding, ...] = ()  # what it changes beside the speed
     person: str = ""  # what a person does where no machine makes it
-    remark: Callable[[TuningOption], str] = lambda _: ""  # what the figures do not say
+    remarks: Callable[[TuningOption], Iterable[Finding]] = lambda _: ()  # what the figures do not say
 
     @property
     def more_memory_gib(self) -> float | None:
         """What a worker needs more with it, or less; None where that is not known."""
         before, after = self.before, self.after
-        old, new = before.memory_need(), after.memory_need()
         if self.extra_gib is None:
-            return None
+            return self._more_of_batch_gib
+        old, new = before.memory_need(), after.memory_need()
         if old is None or new is None:
             # Without the model's size, only what leaves the states alone is known.
             same = before.scenario.strategy is after.scenario.strategy
@@ -164,16 +155,27 @@ class TuningOption(msgspec.Struct, frozen=True, kw_only=True):
         return new.total_gib - old.total_gib + self.extra_gib
 
     @property
+    def _more_of_batch_gib(self) -> float | None:
+        """Of a larger micro-batch, its activations and logits."""
+        if self.before.scenario.per_device_batch == self.after.scenario.per_device_batch:
+            return None
+        old, new = self.before.peak(), self.after.peak()
+        return new.allocated_gib - old.allocated_gib if old is not None and new is not None else None
+
+    @property
     def expected_gib(self) -> float | None:
-        """What a worker will have allocated; the model's states alone where no peak was measured; None is unknown.
+        """What a worker will have allocated, from a recorded peak if there is one; None is unknown.
 
         Where the count of today's states is above today's peak, it is too high, and is taken to be so by the same
-        ratio.
+        ratio. Without a peak it is the estimate; without the model's widths, the states alone.
         """
         before = self.before
         peak = before.gpu_memory.peak_gib if before.gpu_memory is not None else None
         old, new, more = before.memory_need(), self.after.memory_need(), self.more_memory_gib
         if peak is None or more is None:
+            estimate = self.after.peak() if peak is None else None
+            if estimate is not None:
+                return estimate.allocated_gib + (self.extra_gib or 0.0)
             return new.total_gib if peak is None and new is not None else None
         if old is not None and new is not None and old.total_gib > peak:
             return peak * new.total_gib / old.total_gib
@@ -185,7 +187,10 @@ class TuningOption(msgspec.Struct, frozen=True, kw_only=True):
         memory, more, expected = self.before.gpu_memory, self.more_memory_gib, self.expected_gib
         if memory is None or more is None:
             return None
-        if more > 0 and expected is not None and expected > memory.total_gib * _USABLE:
+        if more > 0 and expected is not None and expected > memory.total_gib * USABLE:
             return False
+        estimate = self.after.peak() if memory.peak_gib is None else None
+        if estimate is not None and estimate.needed.high + (self.extra_gib or 0.0) <= memory.total_gib:
+            return True
         # Without activations, what fits so far is no promise.
         return None if memory.peak_gib is None else True

@@ -8,17 +8,22 @@ import msgspec
 
 from multinode.cluster.hostfile import fold_numbers
 from multinode.errors import JobError, UsageError
+from multinode.findings.finding import Finding
+from multinode.findings.rule import Rule, RuleGroup
 from multinode.job.deepspeed import HPZ_WORKERS, DeepSpeedConfig, edit_deepspeed, parse_deepspeed, parse_deepspeed_edits
+from multinode.job.job import own_overrides
 from multinode.job.job_files import Change
 from multinode.levers.averaging import Averaging
 from multinode.levers.compression import Compression
 from multinode.levers.levers import NONE, Levers
-from multinode.model.training import COUNTED, fsdp_word
+from multinode.model.memory import COUNTED
+from multinode.model.training import fsdp_word
 from multinode.predict.break_even import beats_one, on_one_node
 from multinode.predict.cost_model import make_low_rank
 from multinode.predict.network_model import comm_times
 from multinode.predict.screen import link_words
-from multinode.predict.training_state import NOTHING, TrainingState, TuningOption
+from multinode.predict.step_efficiency import step_efficiency
+from multinode.predict.training_state import TrainingState, TuningOption
 from multinode.predict.variants import vary
 from multinode.profile.summary_sheets import SMALLER
 from multinode.traffic.algorithms import Layout
@@ -55,21 +60,134 @@ _AVERAGINGS = (
     Averaging(every=4),
     Averaging(every=16),
     Averaging(every=16, dtype="fp16"),
+    Averaging(every=64, dtype="fp16"),
     Averaging(every=64, dtype="fp16", outer_lr=0.7, momentum=0.9),
 )
 # What NICs and switches are sold with, Gbit/s.
 _STANDARD_GBIT_PER_S = (1, 2.5, 5, 10, 25, 40, 100)
 _MOST_LINKS = 4
 _CLEARLY_FASTER = 1.2
-_SAME = "the training is unchanged"
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
-# What papers publish of the loss; none of it was measured here.
-_APART = "a different algorithm; the loss may be worse, as nodes train independently between averaging steps"
-_LOW_RANK = (
-    "gradients are approximated, and the loss may be worse. Published: test accuracy on par with SGD for convolutional "
-    "networks and LSTMs (Vogels et al. 2019, arXiv:1905.13727)"
-)
 _replace = msgspec.structs.replace
+
+EFFECTS = RuleGroup("Advice: what a change affects besides the speed")
+_ROUNDED = EFFECTS.rule(
+    "rounded-gradients",
+    about="compressed gradients",
+    message="gradients are rounded to {bits} bits",
+    figures=("bits",),
+)
+_OVERFLOW = EFFECTS.rule("overflow", about="gradients in fp16", message="values above 65504 overflow")
+# What papers publish of the loss.
+_LOW_RANK = EFFECTS.rule(
+    "low-rank-gradients",
+    about="PowerSGD",
+    message="gradients are approximated, and the loss may be worse. Published: test accuracy on par with SGD for "
+    "convolutional networks and LSTMs (Vogels et al. 2019, arXiv:1905.13727)",
+)
+_APART = "a different algorithm; the loss may be worse, as nodes train independently between averaging steps{measured}"
+_LOCAL_SGD = EFFECTS.rule(
+    "local-sgd",
+    about="nodes that average",
+    message=f"{_APART}. Published: converges like mini-batch SGD for convex losses (Stich 2019, arXiv:1805.09767); "
+    "costs accuracy in neural networks (Lin et al. 2020, arXiv:1808.07217)",
+    figures=("step_efficiency",),
+)
+_DILOCO = EFFECTS.rule(
+    "diloco",
+    about="nodes that average with an outer optimizer",
+    message=f"{_APART}. Published: on par with synchronous training on C4, 8 workers (Douillard et al. 2023, "
+    "arXiv:2311.08105)",
+    figures=("step_efficiency",),
+)
+_BATCH = EFFECTS.rule(
+    "global-batch",
+    about="a different global batch",
+    message="global batch {now} instead of {before}",
+    figures=("samples_before", "samples"),
+)
+_LARGER_BATCH = EFFECTS.rule(
+    "larger-batch",
+    about="a larger global batch",
+    message="global batch {now} instead of {before}: fewer optimizer steps per epoch; you may have to adjust the "
+    "learning rate",
+    figures=("samples_before", "samples"),
+)
+_EQUAL_WEIGHT = EFFECTS.rule(
+    "equal-weight",
+    about="losses that are not averaged over tokens",
+    message="without average_tokens_across_devices each worker's mean loss has the same weight, regardless of its "
+    "number of tokens",
+)
+_ADAPTER = EFFECTS.rule(
+    "adapter",
+    about="LoRA instead of the whole model",
+    message="only an adapter of {millions} M parameters is trained instead of the whole model",
+    figures=("trainable",),
+)
+_UNCHANGED = EFFECTS.rule("unchanged", about="an unchanged training job", message="the training is unchanged")
+_EQUIPMENT = EFFECTS.rule(
+    "equipment",
+    about="a faster link",
+    message="this requires other NICs, a switch and cables, so multinode cannot try it",
+)
+_FREED = EFFECTS.rule("free-nodes", about="fewer nodes", message="the other nodes become available for other work")
+
+REMARKS = RuleGroup("Advice: what the figures of a change do not say")
+_REPEATED = REMARKS.rule(
+    "repeated-calls",
+    about="accumulation where every micro-batch communicates",
+    message="with {strategy}, unlike with DDP, accumulation does not reduce the traffic per sample: {engine} {does} "
+    "in every micro-batch ({before} MB per sample before, {after} MB after){saving}",
+    figures=("sample_mb_before", "sample_mb"),
+)
+_ONE_BUCKET = REMARKS.rule(
+    "one-bucket",
+    about="overlap of DeepSpeed's buckets",
+    message="one bucket for all gradients cannot overlap with compute: a smaller reduce_bucket_size helps",
+)
+_FEWER_MESSAGES = REMARKS.rule("fewer-messages", about="larger buckets", message="fewer messages, which start later")
+_SMALL_CALLS = REMARKS.rule(
+    "small-collectives",
+    about="small collectives of a script",
+    message="{after} small collectives per step instead of {before}, each of which takes a round trip",
+    figures=("calls_before", "calls"),
+)
+_ACTIVATIONS = REMARKS.rule(
+    "activations", about="a larger micro-batch", message="activations take about twice the memory"
+)
+_UNKNOWN_MEMORY = REMARKS.rule(
+    "memory-unknown",
+    about="another strategy for a model of unknown size",
+    message="it is unknown whether this fits into a worker's memory, because the model's size is unknown",
+)
+_STATES = REMARKS.rule(
+    "model-states",
+    about="memory of another strategy",
+    message=f"the model's states take {{after}} GiB per worker instead of {{before}} ({COUNTED})",
+    figures=("states_gib_before", "states_gib"),
+)
+_FITS = REMARKS.rule(
+    "fits-gpu",
+    about="another strategy that fits on the GPUs",
+    message="{expected}they fit on a GPU with {gpu} GiB{condition}",
+    figures=("expected_gib", "gpu_gib"),
+)
+_FITS_NOT = REMARKS.rule(
+    "exceeds-gpu",
+    about="another strategy that does not fit on the GPUs",
+    message="{expected}they do not fit on a GPU with {gpu} GiB",
+    figures=("expected_gib", "gpu_gib"),
+)
+_BREAK_EVEN = REMARKS.rule(
+    "break-even",
+    about="a faster link: the rate above which several nodes beat one",
+    message="break-even of {nodes} nodes with {each} against 1 node: {link}{exceeds}",
+    figures=("break_even_gbit_per_s",),
+)
+_FULL_NODES = REMARKS.rule(
+    "full-nodes", about="more workers on each node", message="assumes a device or cores for every worker"
+)
 
 
 def setting_options(state: TrainingState) -> Iterator[TuningOption]:
@@ -83,7 +201,16 @@ def setting_options(state: TrainingState) -> Iterator[TuningOption]:
         for option in options(state):
             change = option.change
             written = change is not None and (change.overrides or change.deepspeed or change.env)
-            yield _replace(option, change=None) if state.is_script and written else option
+            if state.is_script and written:
+                yield _replace(option, change=None)
+            else:
+                yield _replace(option, change=_in_own_keys(state, change)) if change is not None else option
+
+
+def _in_own_keys(state: TrainingState, change: Change) -> Change:
+    """The change as `--set` takes it: in the keys of the job's framework."""
+    job = state.subject.job if state.subject is not None else None
+    return change if job is None else _replace(change, overrides=own_overrides(job, change.overrides))
 
 
 def _compress(state: TrainingState) -> Iterator[TuningOption]:
@@ -102,9 +229,9 @@ def _compress(state: TrainingState) -> Iterator[TuningOption]:
             # On a slow network the copies of all buckets are on their way at once.
             extra_gib=load.trainable * _HALF_BYTES / _BYTES_PER_GIB,
             doubt=_CAST_DOUBT,
-            meaning="gradients are rounded to 8 bits"
+            effects=(_ROUNDED.found(None, bits=8),)
             if dtype == "bf16"
-            else "gradients are rounded to 11 bits; values above 65504 overflow",
+            else (_ROUNDED.found(None, bits=11), _OVERFLOW.found(None)),
         )
 
 
@@ -122,7 +249,7 @@ def _approximate(state: TrainingState) -> Iterator[TuningOption]:
             change=Change(levers=lever),
             # What it has lost so far.
             extra_gib=load.trainable * (1 - low_rank.rest) * _FP32_BYTES / _BYTES_PER_GIB,
-            meaning=_LOW_RANK,
+            effects=(_LOW_RANK.found(None),),
         )
 
 
@@ -141,14 +268,17 @@ def _average(state: TrainingState) -> Iterator[TuningOption]:
             after=state.with_levers(lever),
             change=Change(levers=lever),
             extra_gib=copies * load.trainable * _FP32_BYTES / _BYTES_PER_GIB,
-            meaning=f"{_APART}. Published: "
-            + (
-                "on par with synchronous training on C4, 8 workers (Douillard et al. 2023, arXiv:2311.08105)"
-                if outer
-                else "mini-batch SGD's rate for convex losses (Stich 2019, arXiv:1805.09767), a trade-off with "
-                "accuracy for networks (Lin et al. 2020, arXiv:1808.07217)"
-            ),
+            effects=(_trained_apart(averaging),),
         )
+
+
+def _trained_apart(averaging: Averaging) -> Finding:
+    """The loss of two nodes is by benchmarks/averaging.py."""
+    fewest, most = step_efficiency(averaging)
+    steps = f"{format_figure(2 * fewest)} to {format_figure(2 * most)} steps of one node"
+    measured = "" if most == 1 else f"; in a benchmark, a step of two nodes replaced {steps}"
+    rule = _LOCAL_SGD if averaging.outer_lr is None else _DILOCO
+    return rule.found(None, measured=measured, step_efficiency=most)
 
 
 def _accumulate(state: TrainingState) -> Iterator[TuningOption]:
@@ -164,10 +294,10 @@ def _accumulate(state: TrainingState) -> Iterator[TuningOption]:
             before=state,
             after=after,
             change=Change(overrides=overrides, deepspeed=after.batch_edits()),
-            meaning=_fewer_steps(state, after),
+            effects=_batch(state, after, _LARGER_BATCH),
             person=f"{more['accumulation']} micro-batches per step in your script, all but the last of them under "
             "no_sync()",
-            remark=_repeated,
+            remarks=_repeated,
         )
 
 
@@ -176,30 +306,30 @@ def _exceeds_data(after: TrainingState) -> bool:
     return after.dataset_samples is not None and after.scenario.samples > after.dataset_samples
 
 
-def _batch(before: TrainingState, after: TrainingState) -> str:
+def _batch(before: TrainingState, after: TrainingState, rule: Rule = _BATCH) -> tuple[Finding, ...]:
     was, now = before.scenario.samples, after.scenario.samples
-    return NOTHING if was == now else f"global batch {now:g} instead of {was:g}"
+    if was == now:
+        return ()
+    return (rule.found(None, now=f"{now:g}", before=f"{was:g}", samples_before=was, samples=now),)
 
 
-def _fewer_steps(before: TrainingState, after: TrainingState) -> str:
-    return f"{_batch(before, after)}: fewer optimizer steps per epoch; you may have to adjust the learning rate"
-
-
-def _repeated(option: TuningOption) -> str:
+def _repeated(option: TuningOption) -> Iterator[Finding]:
     collectives, strategy = repeated_calls(option.before), option.before.scenario.strategy
     if not collectives:
-        return ""
+        return
     gathers = ["gathers the parameters"] if "all_gather" in collectives else []
     reduces = ["reduces the gradients"] if _REDUCTIONS & set(collectives) else []
-    traffic = (
-        f"{format_figure(option.before.sample_mb())} MB per sample before, "
-        f"{format_figure(option.after.sample_mb())} MB after"
-    )
-    if strategy is Strategy.ZERO2:
-        traffic += ", saving only the gathering of the updated parameters once per step"
-    return (
-        f"with {strategy} accumulation does not reduce the traffic per sample as with DDP: {strategy.engine} "
-        f"{' and '.join([*gathers, *reduces])} in every micro-batch, {traffic}"
+    before, after, is_zero2 = option.before.sample_mb(), option.after.sample_mb(), strategy is Strategy.ZERO2
+    yield _REPEATED.found(
+        None,
+        strategy=strategy,
+        engine=strategy.engine,
+        does=" and ".join([*gathers, *reduces]),
+        before=format_figure(before),
+        sample_mb_before=before,
+        after=format_figure(after),
+        sample_mb=after,
+        saving=", saving only the gathering of the updated parameters once per step" if is_zero2 else "",
     )
 
 
@@ -223,9 +353,7 @@ def _overlap(state: TrainingState) -> Iterator[TuningOption]:
             change=Change(deepspeed=("zero_optimization.overlap_comm=true",)),
             extra_gib=None if elements is None else elements * width / _BYTES_PER_GIB,
             person='"overlap_comm": true under "zero_optimization" of your DeepSpeed JSON',
-            remark=lambda _: (
-                "one bucket for all gradients cannot overlap with compute: a smaller reduce_bucket_size helps"
-            ),
+            remarks=lambda _: (_ONE_BUCKET.found(None),),
         )
 
 
@@ -242,7 +370,7 @@ def _larger_buckets(state: TrainingState) -> Iterator[TuningOption]:
             after=state.with_({"bucket_bytes": _LARGE_BUCKET_MIB * _MIB}),
             change=Change(overrides=(f"ddp_bucket_cap_mb={_LARGE_BUCKET_MIB}",)),
             person=f"DistributedDataParallel(..., bucket_cap_mb={_LARGE_BUCKET_MIB})",
-            remark=lambda _: "fewer messages, which start later",
+            remarks=lambda _: (_FEWER_MESSAGES.found(None),),
         )
 
 
@@ -267,21 +395,22 @@ def _gather_less(state: TrainingState) -> Iterator[TuningOption]:
             before=state,
             after=state.with_(calibration=_replace(state.calibration, script=tuple(left))),
             change=Change(overrides=tuple(overrides)),
-            meaning=(
-                "without average_tokens_across_devices each worker's mean loss has the same weight, regardless of its "
-                "number of tokens"
-            ),
+            effects=(_EQUAL_WEIGHT.found(None),),
             person=SMALLER,
-            remark=lambda option: (
-                f"{per_step(option.after)} small collectives per step instead of {per_step(option.before)}, one "
-                "round trip each"
-            ),
+            remarks=_small_calls,
         )
 
 
-def per_step(state: TrainingState) -> str:
+def _small_calls(option: TuningOption) -> Iterator[Finding]:
+    before, after = per_step(option.before), per_step(option.after)
+    yield _SMALL_CALLS.found(
+        None, before=format_figure(before), calls_before=before, after=format_figure(after), calls=after
+    )
+
+
+def per_step(state: TrainingState) -> float:
     """How many small calls the script itself makes in a step."""
-    return format_figure(sum(call.times for call in state.calibration.script))
+    return sum(call.times for call in state.calibration.script)
 
 
 def script_ms(state: TrainingState) -> float:
@@ -304,9 +433,9 @@ def _larger_batch(state: TrainingState) -> Iterator[TuningOption]:
         # Of a batch that is no whole number none was asked for.
         change=change if batch == int(batch) else None,
         extra_gib=None,
-        meaning=_fewer_steps(state, after),
+        effects=_batch(state, after, _LARGER_BATCH),
         person=f"{batch:g} samples per micro-batch in your script",
-        remark=lambda _: "activations take about twice the memory",
+        remarks=lambda _: (_ACTIVATIONS.found(None),),
     )
 
 
@@ -320,14 +449,14 @@ def _lora(state: TrainingState) -> Iterator[TuningOption]:
     except UsageError:
         # Of a model whose shape is not known nothing is known.
         return
-    adapter = calibration.work.load.trainable / 1e6
+    trainable = calibration.work.load.trainable
     yield TuningOption(
-        name=f"LoRA of rank {_LORA_RANK} (another training)",
+        name=f"rank-{_LORA_RANK} LoRA (changes what is trained)",
         kind="method",
         before=state,
         after=state.with_(settings={"method": "lora", "lora_rank": _LORA_RANK}, calibration=calibration),
         change=Change(overrides=("finetuning_type=lora", f"lora_rank={_LORA_RANK}")),
-        meaning=f"another training: an adapter of {format_figure(adapter)} M parameters instead of the whole model",
+        effects=(_ADAPTER.found(None, millions=format_figure(trainable / 1e6), trainable=trainable),),
     )
 
 
@@ -352,7 +481,7 @@ def _strategies(state: TrainingState) -> Iterator[TuningOption]:
             after=after,
             change=change,
             person=person,
-            remark=_memory,
+            remarks=_memory,
         )
 
 
@@ -386,26 +515,30 @@ def _to_hybrid_shard(state: TrainingState) -> Change:
         return Change(env={"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **mesh})
     word, named = fsdp_word(Strategy.HYBRID_SHARD), "full_shard auto_wrap"
     if state.subject is not None and state.subject.job is not None:
-        named = str(state.subject.job.config.get("fsdp") or named)
+        named = str(state.subject.job.arguments.get("fsdp") or named)
     words = named.replace(fsdp_word(Strategy.FSDP), word)
     return Change(overrides=(f"fsdp={words}",), env={"FSDP_SHARDING_STRATEGY": word.upper()})
 
 
-def _memory(option: TuningOption) -> str:
+def _memory(option: TuningOption) -> Iterator[Finding]:
     old, new, memory = option.before.memory_need(), option.after.memory_need(), option.before.gpu_memory
     if old is None or new is None:
-        return "it is unknown whether it fits a worker's memory, because the model's size is unknown"
-    needed = (
-        f"the model's states take {format_figure(new.total_gib)} GiB per worker instead of "
-        f"{format_figure(old.total_gib)} ({COUNTED})"
-    )
+        yield _UNKNOWN_MEMORY.found(None)
+        return
+    before, after = format_figure(old.total_gib), format_figure(new.total_gib)
+    yield _STATES.found(None, before=before, states_gib_before=old.total_gib, after=after, states_gib=new.total_gib)
     if memory is None:
-        return needed
-    fit = "do not fit" if option.fits is False else "fit"
-    sentence, expected = f"they {fit} a GPU of {format_figure(memory.total_gib)} GiB", option.expected_gib
-    if memory.peak_gib is not None and expected is not None:
-        return f"{needed}; with the measured activations, {format_figure(expected)} GiB, {sentence}"
-    return f"{needed}; {sentence}" + (", if the activations fit too" if fit == "fit" else "")
+        return
+    is_measured = memory.peak_gib is not None and option.expected_gib is not None
+    expected_gib = option.expected_gib if is_measured else None
+    yield (_FITS_NOT if option.fits is False else _FITS).found(
+        None,
+        expected="" if expected_gib is None else f"with the measured activations, {format_figure(expected_gib)} GiB, ",
+        expected_gib=expected_gib,
+        gpu=format_figure(memory.total_gib),
+        gpu_gib=memory.total_gib,
+        condition="" if is_measured else ", if the activations fit too",
+    )
 
 
 def _under(state: TrainingState, strategy: Strategy, change: Change) -> TrainingState:
@@ -465,19 +598,24 @@ def _faster_links(state: TrainingState) -> Iterator[TuningOption]:
             kind="link",
             before=state,
             after=state.with_({"link": _replace(link, gbit_per_s=float(rate))}),
-            meaning=f"{_SAME}; this costs NICs, a switch and cables, and cannot be tried from here",
+            effects=(_UNCHANGED.found(None), _EQUIPMENT.found(None)),
             person=f"NICs and a switch of {format_rate(rate)} instead of {format_rate(link.gbit_per_s)}",
-            remark=_worth,
+            remarks=_worth,
         )
 
 
-def _worth(option: TuningOption) -> str:
+def _worth(option: TuningOption) -> Iterator[Finding]:
     needed, scenario = beats_one(option.before.calibration, option.before.scenario)
     workers = format_count(scenario.layout.workers_per_node, "worker")
-    each = f"{scenario.layout.workers} workers" if scenario.layout.unequal else f"{workers} each"
-    above = needed.high is not None and needed.high < option.before.scenario.link.gbit_per_s
-    sentence = f"break-even of {scenario.layout.nodes} nodes with {each} against 1 node: {link_words(needed)}"
-    return f"{sentence}, which this link exceeds" if above else sentence
+    is_above = needed.high is not None and needed.high < option.before.scenario.link.gbit_per_s
+    yield _BREAK_EVEN.found(
+        None,
+        nodes=scenario.layout.nodes,
+        each=f"{scenario.layout.workers} workers" if scenario.layout.unequal else f"{workers} each",
+        link=link_words(needed),
+        break_even_gbit_per_s=needed.value,
+        exceeds=", which this link exceeds" if is_above else "",
+    )
 
 
 def _placed(state: TrainingState, placed: Layout, name: str) -> TuningOption:
@@ -490,9 +628,9 @@ def _placed(state: TrainingState, placed: Layout, name: str) -> TuningOption:
         nodes=placed.nodes if placed.nodes != layout.nodes else None,
         workers_per_node=placed.workers_per_node if placed != layout.on(placed.nodes) else None,
     )
-    meaning, workers = _batch(state, then), placed.workers_per_node
+    effects, workers = _batch(state, then), placed.workers_per_node
     if placed.nodes < layout.nodes:
-        meaning = f"{_SAME if meaning == NOTHING else meaning}; the other nodes become available for other work"
+        effects = (*(effects or (_UNCHANGED.found(None),)), _FREED.found(None))
     short, person = short_nodes(state, placed), ""
     if lacking_nodes(state, placed):
         person = f"add a similar node to the hostfile ({placed.nodes} in total)"
@@ -507,9 +645,9 @@ def _placed(state: TrainingState, placed: Layout, name: str) -> TuningOption:
         after=then,
         change=None if person else change,
         by_hand=change if person else None,
-        meaning=meaning,
+        effects=effects,
         person=person,
-        remark=lambda _: "assumes a device or cores for every worker" if is_full else "",
+        remarks=lambda _: (_FULL_NODES.found(None),) if is_full else (),
     )
 
 

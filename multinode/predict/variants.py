@@ -13,14 +13,16 @@ import msgspec
 from multinode.decoding import decode_json
 from multinode.errors import JobError, UsageError
 from multinode.job.deepspeed import HPZ_WORKERS
-from multinode.job.job import LlamaFactoryJob
-from multinode.model.flops import flops_per_token
+from multinode.job.job import TrainingJob
+from multinode.model.flops import flops_of_weights, flops_per_token
 from multinode.model.model_size import ModelShape, lora_parameters, parse_model, trained_matrices
-from multinode.model.training import fsdp_word
+from multinode.model.tensors import counted_model, with_method
+from multinode.model.training import fsdp_word, refuse_unknown
 from multinode.model.workload import JobSettings, read_work
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import hideable_share
 from multinode.predict.network_model import DoubtRules
+from multinode.stats.unknown import Unknown
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, passing_bytes
 from multinode.units import format_figure
@@ -30,6 +32,11 @@ _OTHER_METHOD = 0.2
 _FULL = "full"
 # Of a rank.
 _MOST_DIGITS = 9
+# A key that leaves the number of parameters that a method trains as it is.
+_OF_ANY_METHOD = frozenset({"quantization_bit"})
+# Whose counts tell that of the others.
+_COUNTED_METHODS = frozenset({_FULL, "lora", "qlora"})
+_NO_SHAPE = "the compute of another method is unknown, because the model's shape or the sample length is unknown"
 
 
 DOUBTS = DoubtRules("Uncertainty of a prediction: another method")
@@ -37,7 +44,7 @@ _FROM_FLOPS = DOUBTS.doubt(
     "from-flops",
     "compute",
     about="compute of a method that was not measured",
-    message="compute is assumed to be {times} times the measured one, from its FLOPs",
+    message="compute is assumed to take {times} times as long as measured, according to its FLOPs",
 )
 
 
@@ -45,7 +52,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     """What was trained, as far as another strategy or method can be made of it."""
 
     settings: JobSettings
-    job: LlamaFactoryJob | None = None  # as it ran; None of a script, or of figures
+    job: TrainingJob | None = None  # as it ran; None of a script, or of figures
     model: dict[str, Any] | None = None  # its config.json; None is unknown
     shape: ModelShape | None = None  # of the model, where there is no config.json
     targets: tuple[str, ...] = ("all",)  # modules of an adapter, where there is no job
@@ -64,7 +71,7 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
         shape, method = self.known_shape(), method or method_of(self.settings)
         if shape is None or method is None or not (method == _FULL or method.startswith("lora:")):
             return ()
-        targets_ = self.job.config.get("lora_target", "all") if self.job is not None else ",".join(self.targets)
+        targets_ = self.job.arguments.get("lora_target", "all") if self.job is not None else ",".join(self.targets)
         targets = [name.strip() for name in targets_.split(",")] if isinstance(targets_, str) else []
         return trained_matrices(shape, parse_method(method), targets)
 
@@ -120,16 +127,8 @@ def vary(calibration: Calibration, subject: Subject, *, strategy: Strategy, meth
 
 def _of_method(calibration: Calibration, subject: Subject, other: Calibration, rank: int | None) -> Calibration:
     costs, work = calibration.costs, calibration.work
-    shape, length = subject.known_shape(), calibration.tokens_per_sample or subject.settings.sequence_length
-    if shape is None or length is None:
-        raise UsageError(
-            "the compute of another method is unknown, because the model's shape or the sample length is unknown"
-        )
-    adapters = [None if rank_ is None else trained for rank_, trained in _trained(subject, calibration, other, rank)]
-    recompute = subject.settings.recompute is True
-    before, after = (
-        flops_per_token(shape, length, adapter_parameters=adapter, recompute=recompute).hardware for adapter in adapters
-    )
+    ranks = ((subject.settings.lora_rank, work.load.trainable), (rank, other.work.load.trainable))
+    before, after = (_token_flops(calibration, subject, rank_, trained) for rank_, trained in ranks)
     less = after / before
     passing = [
         passing_bytes(sent.calls_of(work.strategy, calibration.layout), 1, calibration.layout)
@@ -151,10 +150,33 @@ def _of_method(calibration: Calibration, subject: Subject, other: Calibration, r
     )
 
 
-def _trained(
-    subject: Subject, calibration: Calibration, other: Calibration, rank: int | None
-) -> tuple[tuple[int | None, int], tuple[int | None, int]]:
-    return (subject.settings.lora_rank, calibration.work.load.trainable), (rank, other.work.load.trainable)
+def _token_flops(calibration: Calibration, subject: Subject, rank: int | None, trained: int) -> float:
+    """FLOPs per token of a method, of a mixture of experts those of its active parameters."""
+    length = calibration.tokens_per_sample or subject.settings.sequence_length
+    shape, recompute = subject.known_shape(), subject.settings.recompute is True
+    if length is not None and shape is not None:
+        adapter = None if rank is None else trained
+        return flops_per_token(shape, length, adapter_parameters=adapter, recompute=recompute).hardware
+    counted = None if subject.model is None else counted_model(_with_method(subject, subject.model, rank))
+    work = None if counted is None else counted.token_work(recompute=recompute)
+    if length is None or work is None or isinstance(work, Unknown):
+        raise UsageError(_NO_SHAPE)
+    return flops_of_weights(work, length).hardware
+
+
+def _with_method(subject: Subject, model: dict[str, Any], rank: int | None) -> dict[str, Any]:
+    """A model's config.json with the node's count of a method, if a node counted it.
+
+    Raises:
+        UsageError: the count does not tell that of the method.
+    """
+    settings = subject.settings
+    if counted_model(model) is None or (rank is not None and rank == settings.lora_rank):
+        return model
+    varied = with_method(model, rank, settings.lora_rank) if settings.method in _COUNTED_METHODS else None
+    if varied is None:
+        raise UsageError(_NO_SHAPE)
+    return varied
 
 
 def _work(calibration: Calibration, subject: Subject, strategy: Strategy, rank: int | None, *, other: bool) -> Work:
@@ -164,7 +186,11 @@ def _work(calibration: Calibration, subject: Subject, strategy: Strategy, rank: 
             config |= {"finetuning_type": _FULL} if rank is None else {"finetuning_type": "lora", "lora_rank": rank}
         job = msgspec.structs.replace(subject.job, config=config, deepspeed_text=text)
         try:
-            return read_work(job, subject.model, calibration.layout)
+            model = subject.model
+            if other:
+                refuse_unknown(job, besides=_OF_ANY_METHOD)
+                model = _with_method(subject, model, rank)
+            return read_work(job, model, calibration.layout)
         except JobError as error:
             raise UsageError(error.message, hint=error.hint) from None
     load = calibration.work.load
@@ -184,14 +210,14 @@ def _load_of(load: TrafficInputs, subject: Subject, rank: int | None) -> Traffic
     return msgspec.structs.replace(load, parameters=parameters, trainable=trainable)
 
 
-def _shared_out(job: LlamaFactoryJob, strategy: Strategy, layout: Layout) -> tuple[dict[str, Any], str | None]:
-    config = {key: value for key, value in job.config.items() if key not in {"deepspeed", "fsdp"}}
+def _shared_out(job: TrainingJob, strategy: Strategy, layout: Layout) -> tuple[dict[str, Any], str | None]:
+    config = {key: value for key, value in job.arguments.items() if key not in {"deepspeed", "fsdp"}}
     if strategy.engine == "FSDP":
         return config | {"fsdp": f"{fsdp_word(strategy)} auto_wrap"}, None
     if strategy is Strategy.DDP:
         return config, None
     text = _zero_json(job.deepspeed_text, strategy, layout)
-    return config | {"deepspeed": job.config.get("deepspeed") or "ds.json"}, text
+    return config | {"deepspeed": job.arguments.get("deepspeed") or "ds.json"}, text
 
 
 def _zero_json(text: str | None, strategy: Strategy, layout: Layout) -> str:

@@ -75,7 +75,7 @@ def find_balance(observed: Observed, exposure: Exposure, split: StepSplit) -> Ba
 
 def _workers(observed: Observed, exposure: Exposure, split: StepSplit) -> tuple[_Worker, ...]:
     """All workers in rank order; empty where something of one is unknown."""
-    if exposure.source in {None, "alone"} or len(exposure.steps) < _LEAST_STEPS:
+    if isinstance(exposure.source, Unknown) or exposure.source == "alone" or len(exposure.steps) < _LEAST_STEPS:
         return ()
     node_of = {rank: node.name for node in observed.nodes for rank in node.ranks}
     workers = []

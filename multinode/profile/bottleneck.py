@@ -76,22 +76,22 @@ _STRAGGLER = _rule(
 _ALTERNATING = _rule(
     "alternating-stragglers",
     kind="straggler",
-    about="nodes that are late in turns",
+    about="nodes that take turns being late",
     message="waiting for slower workers takes {takes}; they alternate, so no single node is the cause",
     figures=_PART_FIGURES,
 )
 _NO_STRAGGLER = _rule(
     "no-straggler",
     kind="straggler",
-    about="waiting for nodes none of which is late often enough to be named",
+    about="waiting for nodes, none of which is late often enough to be named",
     message="waiting for other workers takes {takes}; no single node stands out",
     figures=_PART_FIGURES,
 )
 _LAUNCH = _rule(
     "launch",
     about="the host launches kernels more slowly than the GPU runs them",
-    message="launch-bound: forward and backward take the host {host} and the GPU {gpu}, so in what is called compute "
-    "the GPU waits for the host, which launches many small kernels or waits itself (.item())",
+    message="launch-bound: forward and backward take {host} on the host and {gpu} on the GPU, so during compute the "
+    "GPU waits for the host, which launches many small kernels or waits itself (.item())",
 )
 _COMPUTE = _rule(
     "compute",
@@ -102,8 +102,8 @@ _COMPUTE = _rule(
 _NOT_NOTICED = _rule(
     "nothing-noticeable",
     kind="compute",
-    about="nothing among the parts that were measured, which compute is not",
-    message="no measured part exceeds {worth:.0%} of {step} per step{unmeasured}",
+    about="nothing among the measured parts, which do not include compute",
+    message="no measured part exceeds {worth:.0%} of the step time of {step}{unmeasured}",
 )
 NO_COMMUNICATION = _rule(
     "no-communication",

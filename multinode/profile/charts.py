@@ -50,7 +50,7 @@ def loss_chart(observed: Observed) -> Figure | None:
 
 def split_chart(split: StepSplit) -> Figure | None:
     """One stacked bar per worker with the parts of its step; None without a split."""
-    parts = {name: [or_none(getattr(worker, field)) for worker in split.workers] for field, name in PARTS.items()}
+    parts = {part.title: [or_none(getattr(worker, part.name)) for worker in split.workers] for part in PARTS}
     return stacked_bars([f"rank {worker.rank}" for worker in split.workers], parts, "ms of a step, mean")
 
 

@@ -7,12 +7,28 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import msgspec
+
+from multinode.figures.figure import Figure
 from multinode.profile.nics import nic_rates
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.progress import BLOCKED
+from multinode.records.sample_figures import (
+    CALL,
+    CGROUP,
+    COLLECTIVE,
+    CPU,
+    DDP,
+    GPU,
+    NIC,
+    RANK,
+    STEP,
+    TCP,
+    TRAFFIC,
+)
 from multinode.records.samples import (
     CgroupSample,
     CollectiveSample,
@@ -30,32 +46,24 @@ from multinode.records.samples import (
 from multinode.render.csv_text import harmless
 
 _Row = dict[str, Any]
-_Columns = tuple[str, ...]
-
-_PHASES = ("data", "forward", "backward", "optimizer", *BLOCKED)
-_NODE = ("run_id", "node", "node_rank")
-_STEP = (
-    *("rank", "step", "total_steps", "time_s", "mono_ns", "step_time_us", "samples", "micro_steps", "tokens"),
-    *("effective_tokens", "peak_memory_bytes", "peak_reserved_bytes", "traffic"),
-)
-_NIC = (
-    *("time_s", "mono_ns", "ifname", "rx_bytes", "tx_bytes", "rx_packets", "tx_packets"),
-    *("rx_errors", "tx_errors", "rx_dropped", "tx_dropped"),
-)
-_RATES = ("in_gbit_per_s", "out_gbit_per_s")
-_DDP = ("forward_us", "backward_us", "comm_us", "overlap_us")
-_TCP = ("sent_segments", "retransmitted_segments")
-_CGROUP = ("quota_cores", "throttled_us", "periods", "throttled_periods")
-_COLLECTIVE = ("rank", "local_rank", "index", "collective", "dtype", "redop", "size_bytes", "count", "num_wrong")
-_CALL = ("op", "group", "size_bytes", "count", "source")
+_Rows = Callable[[Observed, ObservedNode], Iterator[_Row]]
+_Figures = tuple[Figure[Any], ...]
 
 
-def _fields(sample: object, names: Iterable[str], prefix: str = "") -> _Row:
-    return {prefix + name: getattr(sample, name) for name in names} if sample is not None else {}
+class SampleTable(msgspec.Struct, frozen=True):
+    """One kind of samples as a table; a file of its name."""
+
+    name: str
+    about: str  # what a row is
+    figures: _Figures  # the columns
+    rows: _Rows
 
 
-def _named(prefix: str, names: Iterable[str]) -> _Columns:
-    return tuple(prefix + name for name in names)
+def _fields(sample: object, figures: Iterable[Figure[Any]], prefix: str = "") -> _Row:
+    """The fields of a sample by column; the prefix of a column says which of several samples has it."""
+    if sample is None:
+        return {}
+    return {figure.name: getattr(sample, figure.name.removeprefix(prefix)) for figure in figures}
 
 
 def _steps(observed: Observed, node: ObservedNode) -> Iterator[_Row]:
@@ -66,12 +74,12 @@ def _steps(observed: Observed, node: ObservedNode) -> Iterator[_Row]:
     for sample in node.of(StepSample):
         key = sample.rank, sample.step
         yield {
-            **_fields(sample, _STEP),
-            "counted": int(sample.step in counted),
-            **{f"phase_{phase}_us": (sample.phases_us or {}).get(phase) for phase in _PHASES},
-            **_fields(ddp.get(key), _DDP, "ddp_"),
-            "device_wait_us": waits.get(key),
-            "loss": losses.get(key),
+            **_fields(sample, STEP),
+            _COUNTED.name: int(sample.step in counted),
+            **{figure.name: (sample.phases_us or {}).get(phase) for phase, figure in _PHASES.items()},
+            **_fields(ddp.get(key), DDP, "ddp_"),
+            _DEVICE_WAIT.name: waits.get(key),
+            _LOSS.name: losses.get(key),
         }
 
 
@@ -81,15 +89,15 @@ def _network(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
     }
     for sample in node.of(NicSample):
         yield {
-            **_fields(sample, _NIC),
+            **_fields(sample, NIC),
             **_fields(rates.get((sample.ifname, sample.mono_ns)), _RATES),
-            "link_gbit_per_s": node.link_gbit_per_s if sample.ifname == node.ifname else None,
+            _LINK.name: node.link_gbit_per_s if sample.ifname == node.ifname else None,
         }
 
 
 def _gpus(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
     for sample in node.of(GpuSample):
-        yield {**_fields(sample, sample.__struct_fields__), "throttle": " ".join(sample.throttle)}
+        yield {**_fields(sample, GPU), "throttle": " ".join(sample.throttle)}
 
 
 def _cpu(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
@@ -97,48 +105,76 @@ def _cpu(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
     cgroups = {sample.mono_ns: sample for sample in node.of(CgroupSample)}
     for sample in node.of(CpuSample):
         yield {
-            **_fields(sample, sample.__struct_fields__),
-            **_fields(tcp.get(sample.mono_ns), _TCP, "tcp_"),
-            **_fields(cgroups.get(sample.mono_ns), _CGROUP, "cgroup_"),
+            **_fields(sample, CPU),
+            **_fields(tcp.get(sample.mono_ns), TCP, "tcp_"),
+            **_fields(cgroups.get(sample.mono_ns), CGROUP, "cgroup_"),
         }
 
 
 def _collectives(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
     for sample in node.of(CollectiveSample):
         for iteration, time_us in enumerate(sample.times_us, 1):
-            yield {**_fields(sample, _COLLECTIVE), "iteration": iteration, "time_us": time_us}
+            yield {**_fields(sample, COLLECTIVE), _ITERATION.name: iteration, _TIME.name: time_us}
 
 
 def _calls(_observed: Observed, node: ObservedNode) -> Iterator[_Row]:
-    """One row per kind of call in a step; `traffic` refers to steps.csv."""
     groups = {(sample.rank, sample.group): sample for sample in node.of(GroupSample)}
     for sample in node.of(TrafficSample):
         for call in sample.calls:
             group = groups.get((sample.rank, call.group))
             yield {
-                **_fields(sample, ("rank", "traffic")),
-                **_fields(call, _CALL),
-                **_fields(group, ("backend",)),
-                "group_ranks": " ".join(map(str, group.ranks)) if group else None,
+                **_fields(sample, (RANK, TRAFFIC)),
+                **_fields(call, CALL),
+                **_fields(group, (_BACKEND,)),
+                _GROUP_RANKS.name: " ".join(map(str, group.ranks)) if group else None,
             }
 
 
-_Rows = Callable[[Observed, ObservedNode], Iterator[_Row]]
-_KINDS: dict[str, tuple[_Rows, _Columns]] = {
-    "steps.csv": (
-        _steps,
-        (
-            *(*_STEP, "counted", *(f"phase_{phase}_us" for phase in _PHASES)),
-            *(*_named("ddp_", _DDP), "device_wait_us", "loss"),
-        ),
-    ),
-    "network.csv": (_network, (*_NIC, *_RATES, "link_gbit_per_s")),
-    "gpus.csv": (_gpus, GpuSample.__struct_fields__),
-    "cpu.csv": (_cpu, (*CpuSample.__struct_fields__, *_named("tcp_", _TCP), *_named("cgroup_", _CGROUP))),
-    "collectives.csv": (_collectives, (*_COLLECTIVE, "iteration", "time_us")),
-    "calls.csv": (_calls, ("rank", "traffic", *_CALL, "backend", "group_ranks")),
+_RUN = Figure[str]("run_id", about="id of the run")
+_NODE = Figure[str]("node", about="name of the node")
+_NODE_RANK = Figure[int]("node_rank", about="rank of the node")
+_PLACE: _Figures = (_RUN, _NODE, _NODE_RANK)
+_COUNTED = Figure[int]("counted", about="1 for measured steps")
+_PHASES = {
+    phase: Figure[float](f"phase_{phase}_us", about=f"host time of the phase `{phase}`")
+    for phase in ("data", "forward", "backward", "optimizer", *BLOCKED)
 }
-FILES = tuple(_KINDS)
+_DEVICE_WAIT = Figure[float]("device_wait_us", about="time that the GPU's compute stream waited in collectives")
+_LOSS = Figure[float]("loss", about="logged loss")
+_RATES: _Figures = (
+    Figure("in_gbit_per_s", about="received since the previous sample"),
+    Figure("out_gbit_per_s", about="sent since the previous sample"),
+)
+_LINK = Figure[float]("link_gbit_per_s", about="negotiated rate, of the data-plane NIC")
+_ITERATION = Figure[int]("iteration", about="timed iteration, counted from 1")
+_TIME = Figure[float]("time_us", about="its time")
+_BACKEND = Figure[str]("backend", about="backend of the process group")
+_GROUP_RANKS = Figure[str]("group_ranks", about="global ranks of the process group")
+
+SAMPLE_TABLES = (
+    SampleTable(
+        "steps",
+        "a step of a worker",
+        (*STEP, _COUNTED, *_PHASES.values(), *DDP, _DEVICE_WAIT, _LOSS),
+        _steps,
+    ),
+    SampleTable("network", "counters of a NIC at one time", (*NIC, *_RATES, _LINK), _network),
+    SampleTable("gpus", "a GPU at one time, from NVML", GPU, _gpus),
+    SampleTable("cpu", "a node's CPUs and memory at one time", (*CPU, *TCP, *CGROUP), _cpu),
+    SampleTable(
+        "collectives",
+        "an iteration of nccl-test on a worker",
+        (*COLLECTIVE, _ITERATION, _TIME),
+        _collectives,
+    ),
+    SampleTable(
+        "calls",
+        "a kind of call in the steps with this `traffic`",
+        (RANK, TRAFFIC, *CALL, _BACKEND, _GROUP_RANKS),
+        _calls,
+    ),
+)
+FILES = tuple(f"{table.name}.csv" for table in SAMPLE_TABLES)
 
 
 def csv_files(runs: Iterable[Observed]) -> dict[str, str]:
@@ -147,29 +183,36 @@ def csv_files(runs: Iterable[Observed]) -> dict[str, str]:
     Every file has its header, even without rows.
     """
     runs = list(runs)
-    return {name: _file(runs, rows, columns) for name, (rows, columns) in _KINDS.items()}
+    return {name: _file(runs, table) for name, table in zip(FILES, SAMPLE_TABLES, strict=True)}
 
 
 def sample_tables(observed: Observed) -> dict[str, tuple[tuple[str, ...], Iterator[_Row]]]:
     """Columns and rows of each kind by name (`steps` and so on), as values."""
-    return {
-        name.removesuffix(".csv"): ((*_NODE, *columns), _placed(observed, rows))
-        for name, (rows, columns) in _KINDS.items()
-    }
+    return {table.name: (columns_of(table), _placed(observed, table)) for table in SAMPLE_TABLES}
 
 
-def _placed(observed: Observed, rows: _Rows) -> Iterator[_Row]:
+def columns_of(table: SampleTable) -> tuple[str, ...]:
+    """The columns of its file."""
+    return tuple(figure.name for figure in figures_of(table))
+
+
+def figures_of(table: SampleTable) -> Sequence[Figure[Any]]:
+    """Its figures, behind those of the run and the node."""
+    return (*_PLACE, *table.figures)
+
+
+def _placed(observed: Observed, table: SampleTable) -> Iterator[_Row]:
     for node in observed.nodes:
-        place = {"run_id": observed.run_id, "node": node.name, "node_rank": node.node_rank}
-        for row in rows(observed, node):
+        place = {_RUN.name: observed.run_id, _NODE.name: node.name, _NODE_RANK.name: node.node_rank}
+        for row in table.rows(observed, node):
             yield place | row
 
 
-def _file(runs: Iterable[Observed], rows: _Rows, columns: tuple[str, ...]) -> str:
+def _file(runs: Iterable[Observed], table: SampleTable) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=(*_NODE, *columns), lineterminator="\n")
+    writer = csv.DictWriter(text, fieldnames=columns_of(table), lineterminator="\n")
     writer.writeheader()
     for observed in runs:
-        for row in _placed(observed, rows):
+        for row in _placed(observed, table):
             writer.writerow({name: harmless(value) for name, value in row.items()})
     return text.getvalue()

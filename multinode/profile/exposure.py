@@ -48,21 +48,20 @@ class WorkerStep(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     exposed_us: float | None = None  # wait in exposed communication, at most the step; None if unknown
     ddp: DdpTimes | None = None  # its DDP counters, if the source is `ddp`
-    beside_us: float | None = None  # the part of `exposed_us` in calls other than DDP's reducer; likewise
+    beside_us: float | None = None  # the part of `exposed_us` in calls other than DDP's reducer, with the source `ddp`
     local_us: float = 0.0  # the part of `exposed_us` in calls of groups inside a node
 
 
 class Exposure(msgspec.Struct, frozen=True, kw_only=True):
     """The steps with known exposure."""
 
-    # `ddp` (DDP's counters), `device` (waits of the compute stream), `host` (blocked in collectives), `alone` (one
-    # worker), or None if unknown
-    source: str | None = None
+    # `ddp` (DDP's counters), `device` (waits of the compute stream), `host` (blocked in collectives) or `alone` (one
+    # worker)
+    source: str | Unknown
     # by rank, with all workers in each, ascending; steps unknown to the source are excluded
     steps: tuple[dict[int, WorkerStep], ...] = ()
     device: str | None = None  # of all workers, `cpu` or `cuda`; None if unknown or mixed
     accumulation: dict[int, int] = {}  # micro-batches per step by rank, if the framework reports it
-    reason: str = ""  # why there is no source
     rule: str = ""  # which steps these are, in words
     measured: int = 0  # steps that were looked at
 
@@ -96,7 +95,7 @@ def find_exposure(observed: Observed) -> Exposure:
     """Choose the best source, and the measured steps that all workers recorded and that it covers."""
     whole = _whole_steps(observed, observed.counted)
     if not whole:
-        return Exposure(reason="no measured step was recorded by all workers")
+        return Exposure(source=Unknown("no measured step was recorded by all workers"))
     return _expose(observed, whole, _without_rare(whole, observed.syncs), len(observed.counted))
 
 
@@ -121,13 +120,12 @@ def _expose(observed: Observed, whole: Sequence[_Step], usual: Sequence[_Step], 
         reduces_inside=_reduces_inside(observed),
     )
     told = found(lambda: _tell_best(usual, evidence))
-    source, means = (None, usual) if isinstance(told, Unknown) else told
+    source, means = (told, usual) if isinstance(told, Unknown) else told
     return Exposure(
         source=source,
         steps=tuple(means),
         device=evidence.device,
         accumulation={rank: model.accumulation for rank, model in models.items() if model.accumulation},
-        reason=told.reason if isinstance(told, Unknown) else "",
         rule=_rule(observed, len(whole) - len(usual), len(means)) + _about_counters(evidence, source, means),
         measured=measured,
     )
@@ -211,8 +209,8 @@ def _why_untimed(evidence: _Evidence) -> str:
         return "records of its steps are lost"
     most = max(untimed, key=lambda wait: wait.of_calls - wait.calls)
     return (
-        f"{most.calls} of the {most.of_calls} collectives of step {most.step} of rank {most.rank} were timed: what "
-        "waits for the others is not Python, or not in their step"
+        f"{most.calls} of the {most.of_calls} collectives of step {most.step} of rank {most.rank} were timed; the "
+        f"others are not waited for in Python, or not within their step"
     )
 
 
@@ -285,7 +283,7 @@ def _counters(worker: WorkerStep, evidence: _Evidence) -> DdpTimes | None:
     return times if max(times.compute_us, times.comm_us) <= _CREDIBLE_EXCESS * worker.step_us else None
 
 
-def _about_counters(evidence: _Evidence, source: str | None, steps: Sequence[_Step]) -> str:
+def _about_counters(evidence: _Evidence, source: str | Unknown, steps: Sequence[_Step]) -> str:
     """That DDP's counters are only of iterations in which reading them made the host wait for the GPU."""
     if evidence.device == "cpu" or source not in {"ddp", "alone"}:
         return ""

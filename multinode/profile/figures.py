@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from multinode.figures.figure import Figure
 from multinode.findings.finding import Finding
 from multinode.levers.balance import Balance
 from multinode.stats.estimate import Estimate
@@ -31,7 +32,7 @@ class LikelyCause(Finding, frozen=True, kw_only=True):
     # `cpu`, `gpu_clocks`, `gpu_power`, `gpu_heat`, `pcie`, `disk`, `data`, `memory`, `work` (more tokens); of a device
     # also `threads`, `other_load`, `shared_processors`, `device`, `software`, `usual`; otherwise `unknown`
     cause: str
-    peers: Peers | None = None  # those it is compared with; None without a comparison
+    peers: Peers | None = None  # the nodes it is compared with; None without a comparison
 
 
 class Straggler(Finding, frozen=True, kw_only=True):
@@ -49,6 +50,9 @@ class Straggler(Finding, frozen=True, kw_only=True):
     def cause(self) -> str:
         """The likeliest, as in `LikelyCause`."""
         return self.causes[0].cause if self.causes else "unknown"
+
+
+LATE = Figure[float]("late_ms", about="delay of a node per step relative to its peers")
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,11 +103,11 @@ class TraceView(msgspec.Struct, frozen=True, kw_only=True):
 
     workers: tuple[WorkerTrace, ...] = ()  # by rank
     comm_ms: float | None = None  # transfer per step: `WorkerTrace.comm_ms` of the worker that waited least
-    exposed_ms: float | None = None  # likewise
+    exposed_ms: float | None = None  # exposed communication per step of that worker
     overlap: float | None = None  # of that worker
     busbw_gb_per_s: float | Unknown = UNMEASURED  # of its all-reduces: factor x bytes / union of their transfer times
-    message_bytes: tuple[int, ...] = ()  # sizes of those all-reduces per step
-    agreement: str = ""  # a sentence that compares it with the trace-free figures
+    message_bytes: tuple[int, ...] = ()  # sizes of the all-reduces of `busbw_gb_per_s`, per step
+    findings: tuple[Finding, ...] = ()  # how it compares with the trace-free figures
     notes: dict[str, str] = {}  # what limits these figures, by what it concerns
 
 
@@ -127,4 +131,4 @@ class InTraining(msgspec.Struct, frozen=True, kw_only=True):
     recorded: float = 1.0
     asked_bytes: float | None = None  # requested by the calls of a worker per step, for comparison
     alone: Alone | None = None  # nccl-test's result, if a run of the same nodes and workers is stored
-    sentence: str = ""  # both in words; empty without a bandwidth
+    findings: tuple[Finding, ...] = ()  # the bandwidth and what it is compared with; none without a bandwidth

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from multinode.findings.finding import Finding
+from multinode.findings.rule import Rule, RuleGroup
 from multinode.profile.calls import last_models
 from multinode.profile.figures import Alone, InTraining, TraceView
 from multinode.profile.observed import Observed
@@ -74,7 +76,7 @@ def view_inspector(observed: Observed) -> InTraining:
         )
     whole, recorded = _of_all_workers(ops), _recorded(ops)
     if not whole:
-        few = "" if recorded == 1.0 else f": of its operations {recorded:.0%} were, {NEWER_PLUGIN}"
+        few = "" if recorded == 1.0 else f": it recorded {recorded:.0%} of the operations, {NEWER_PLUGIN}"
         raise UnknownError(f"NCCL's Inspector recorded no all-reduce on all workers{few}")
     sizes = [total_bytes(workers[0]) for workers in whole]
     took_us = math.fsum(min(op.time_us for op in workers) for workers in whole)
@@ -138,11 +140,56 @@ def _of_all_workers(ops: Sequence[NcclOpSample]) -> list[list[NcclOpSample]]:
 _GB_PER_S = 1e-3  # of bytes in a microsecond
 # Steps and records end at different moments.
 _ALIKE = 0.05
+
+BANDWIDTHS = RuleGroup("Bandwidth in training")
+
+
+def _source(code: str, about: str, origin: str) -> Rule:
+    return BANDWIDTHS.rule(
+        code,
+        about=about,
+        message=f"The training's all-reduces reach {{busbw}} GB/s busbw, {origin}",
+        figures=("busbw_gb_per_s",),
+    )
+
+
 _SOURCES = {
-    "trace": "from the transfers in the profiler's window",
-    _INSPECTOR: "from the records of NCCL's Inspector plugin, each of the worker that waited least",
-    "ddp span": "from DDP's counters: first bucket to last, including waits for buckets, so it is a lower bound",
+    "trace": _source("trace", "busbw by the profiler", "from the transfers in the profiler's window"),
+    _INSPECTOR: _source(
+        "nccl-inspector",
+        "busbw by NCCL's Inspector",
+        "from the records of NCCL's Inspector plugin, for each operation those of the worker that waited least",
+    ),
+    "ddp span": _source(
+        "ddp-span",
+        "busbw from DDP's counters",
+        "from DDP's counters; a lower bound, as it includes waits between the first bucket and the last",
+    ),
 }
+_SAMPLED = BANDWIDTHS.rule(
+    "sampled",
+    about="an Inspector that recorded some of the operations",
+    message=f"this is a sample: {{recorded_share:.0%}} of the operations were recorded, {NEWER_PLUGIN}",
+    figures=("recorded_share",),
+)
+_BESIDE_ALONE = BANDWIDTHS.rule(
+    "beside-nccl-test",
+    about="busbw compared with that of an nccl-test",
+    message="nccl-test ({run_id}) measured {alone} GB/s for the same sizes, of which this is {share:.0%}",
+    figures=("share", "alone_gb_per_s", "run_id"),
+)
+_AS_ASKED = BANDWIDTHS.rule(
+    "bytes-agree",
+    about="NCCL recorded as many bytes as the calls requested",
+    message="NCCL recorded {counted} MB per step, and the calls requested {asked} MB: they agree",
+    figures=("counted_bytes", "asked_bytes"),
+)
+_NOT_AS_ASKED = BANDWIDTHS.rule(
+    "bytes-differ",
+    about="NCCL did not record as many bytes as the calls requested",
+    message="NCCL recorded {counted} MB per step, but the calls requested {asked} MB",
+    figures=("counted_bytes", "asked_bytes"),
+)
 
 
 def in_training(
@@ -163,7 +210,7 @@ def in_training(
     requested = asked_bytes if bandwidth.bytes_per_step is not None and asked_bytes else None
     alone = _alone(bandwidth.sizes_bytes, scan, observed.world_size) if scan is not None else None
     bandwidth = msgspec.structs.replace(bandwidth, asked_bytes=requested, alone=alone)
-    return msgspec.structs.replace(bandwidth, sentence=_sentence(bandwidth, busbw))
+    return msgspec.structs.replace(bandwidth, findings=tuple(_judge(bandwidth, busbw)))
 
 
 def _by_best_source(observed: Observed, trace: TraceView | None) -> InTraining:
@@ -191,23 +238,28 @@ def _alone(sizes_bytes: Sequence[int], scan: ScanCurves, world_size: int) -> Alo
     return Alone(run_id=scan.run_id, busbw_gb_per_s=_busbw(sizes, took_us, world_size))
 
 
-def _sentence(training: InTraining, busbw: float) -> str:
-    parts = [f"The training's all-reduces reach {format_figure(busbw)} GB/s busbw, {_SOURCES[training.source or '']}"]
+def _judge(training: InTraining, busbw: float) -> Iterator[Finding]:
+    yield _SOURCES[training.source or ""].found(None, busbw=format_figure(busbw), busbw_gb_per_s=busbw)
     if training.recorded < 1.0:
-        parts.append(f"this is a sample: {training.recorded:.0%} of the operations were recorded, {NEWER_PLUGIN}")
+        yield _SAMPLED.found(None, recorded_share=training.recorded)
     if training.alone is not None and training.alone.busbw_gb_per_s > 0:
-        share = busbw / training.alone.busbw_gb_per_s
-        parts.append(
-            f"that is {share:.0%} of the {format_figure(training.alone.busbw_gb_per_s)} GB/s that nccl-test "
-            f"({training.alone.run_id}) measured for the same sizes"
+        alone = training.alone.busbw_gb_per_s
+        yield _BESIDE_ALONE.found(
+            None,
+            share=busbw / alone,
+            alone=format_figure(alone),
+            alone_gb_per_s=alone,
+            run_id=training.alone.run_id,
         )
-    if training.bytes_per_step is not None and training.asked_bytes:
-        counted = f"{format_figure(training.bytes_per_step / 1e6)} MB per step by NCCL"
-        alike = abs(training.bytes_per_step / training.asked_bytes - 1) <= _ALIKE
-        parts.append(
-            f"{counted}, {'as' if alike else 'and'} {format_figure(training.asked_bytes / 1e6)} MB by the calls"
+    counted, asked = training.bytes_per_step, training.asked_bytes
+    if counted is not None and asked:
+        yield (_AS_ASKED if abs(counted / asked - 1) <= _ALIKE else _NOT_AS_ASKED).found(
+            None,
+            counted=format_figure(counted / 1e6),
+            counted_bytes=counted,
+            asked=format_figure(asked / 1e6),
+            asked_bytes=asked,
         )
-    return f"{'; '.join(parts)}."
 
 
 def _by_counters(observed: Observed) -> InTraining:

@@ -54,13 +54,13 @@ class CauseRules(RuleGroup):
         return self.add(CauseRule(code=code, cause=cause or code, **words))
 
 
-CAUSES = CauseRules("Likely causes: a machine beside its peers")
+CAUSES = CauseRules("Likely causes: a machine compared with its peers")
 _CPU_THROTTLED = CAUSES.cause(
     "throttled_share",
     cause="cpu",
     about="a CPU limit that holds the node back more than its peers",
-    message="CPU throttled (cgroup) on {node}{limit} for {throttled_share:.0%} of the time, on {they} for "
-    "{peers_throttled_share:.0%}",
+    message="CPU throttled (cgroup) on {node}{limit} for {throttled_share:.0%} of the time, compared with "
+    "{peers_throttled_share:.0%} on {they}",
     hint=_RAISE_CPU_LIMIT,
     figures=("quota_cores", "throttled_share", "peers_throttled_share"),
 )
@@ -68,7 +68,8 @@ _CPU_THROTTLED_ALONE = CAUSES.cause(
     "throttled_share_alone",
     cause="cpu",
     about="a CPU limit that holds the node back, while its peers have none",
-    message="CPU throttled (cgroup) on {node}{limit} for {throttled_share:.0%} of the time, no limit on {they}",
+    message="CPU throttled (cgroup) on {node}{limit} for {throttled_share:.0%} of the time, while there is no limit "
+    "on {they}",
     hint=_RAISE_CPU_LIMIT,
     figures=("quota_cores", "throttled_share"),
 )
@@ -76,7 +77,7 @@ _CPU_STEAL = CAUSES.cause(
     "cpu_steal_percent",
     cause="cpu",
     about="CPU time that the hypervisor gives to other virtual machines",
-    message="CPU steal {cpu_steal_percent:.0f}% on {node}, {peers_cpu_steal_percent:.0f}% on {they}",
+    message="CPU steal was {cpu_steal_percent:.0f}% on {node}, compared with {peers_cpu_steal_percent:.0f}% on {they}",
     hint="{node!s} shares its CPUs with other virtual machines: give it dedicated CPUs, or exclude it",
     figures=("cpu_steal_percent", "peers_cpu_steal_percent"),
 )
@@ -84,7 +85,7 @@ _IOWAIT = CAUSES.cause(
     "cpu_iowait_percent",
     cause="disk",
     about="waits for a disk",
-    message="iowait {cpu_iowait_percent:.0f}% on {node}, {peers_cpu_iowait_percent:.0f}% on {they}",
+    message="iowait was {cpu_iowait_percent:.0f}% on {node}, compared with {peers_cpu_iowait_percent:.0f}% on {they}",
     hint="find the disk: ssh {node} iostat -x 1 5",
     figures=("cpu_iowait_percent", "peers_cpu_iowait_percent"),
 )
@@ -92,7 +93,8 @@ _LITTLE_MEMORY = CAUSES.cause(
     "little_memory",
     cause="memory",
     about="hardly any free memory, while the peers have some",
-    message="{node} had {memory_available_gib:.2f} GiB of free memory, {they} {peers_memory_available_gib:.2f} GiB",
+    message="{node} had {memory_available_gib:.2f} GiB of free memory, compared with {peers_memory_available_gib:.2f} "
+    "GiB on {they}",
     hint="see what uses it, and whether it swaps: ssh {node} 'free -h; ps aux --sort=-rss | head'; "
     "`free` does not show a container's limit, multinode check does",
     figures=("memory_available_gib", "peers_memory_available_gib"),
@@ -100,31 +102,32 @@ _LITTLE_MEMORY = CAUSES.cause(
 _THROTTLED_FIGURES = ("throttled_share", "peers_throttled_share", "temperature_c", "peers_temperature_c")
 _HEAT = CAUSES.cause(
     "gpu_heat",
-    about="clocks of a GPU that heat throttles more than its peers'",
-    message="clocks of a GPU of {node} throttled (heat) for {throttled_share:.0%} of the time, of {they} for "
-    "{peers_throttled_share:.0%}{degrees}",
+    about="GPU clocks that heat throttles more than those of the peers",
+    message="the clocks of a GPU of {node} were throttled (heat) for {throttled_share:.0%} of the time, compared with "
+    "{peers_throttled_share:.0%} on {they}{degrees}",
     hint="improve its cooling: fans, dust, adjacent GPUs; see ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
     figures=_THROTTLED_FIGURES,
 )
 _POWER = CAUSES.cause(
     "gpu_power",
-    about="clocks of a GPU that a power limit throttles more than its peers'",
-    message="clocks of a GPU of {node} throttled (a power limit) for {throttled_share:.0%} of the time, of {they} "
-    "for {peers_throttled_share:.0%}{degrees}",
+    about="GPU clocks that a power limit throttles more than those of the peers",
+    message="the clocks of a GPU of {node} were throttled (a power limit) for {throttled_share:.0%} of the time, "
+    "compared with {peers_throttled_share:.0%} on {they}{degrees}",
     hint="compare the power limits: ssh {node} nvidia-smi -q -d POWER,PERFORMANCE",
     figures=_THROTTLED_FIGURES,
 )
 _CLOCKS = CAUSES.cause(
     "gpu_clocks",
     about="a GPU at lower clocks than its peers",
-    message="GPU {gpu} of {node} ran at {sm_clock_mhz:.0f}{most} MHz, {they} at {peers_sm_clock_mhz:.0f} MHz",
+    message="GPU {gpu} of {node} ran at {sm_clock_mhz:.0f}{most} MHz, compared with {peers_sm_clock_mhz:.0f} MHz on "
+    "{they}",
     hint="see what throttles its clocks: ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE",
     figures=("gpu", "sm_clock_mhz", "sm_clock_max_mhz", "peers_sm_clock_mhz"),
 )
 _PCIE = CAUSES.cause(
     "pcie",
     about="a GPU with a narrower PCIe link than its peers",
-    message="GPU {gpu} of {node} had PCIe {pcie}, {they} {peers_pcie}",
+    message="GPU {gpu} of {node} had PCIe {pcie}, compared with {peers_pcie} on {they}",
     hint="reseat the GPU, or use a slot with all lanes; see ssh {node} nvidia-smi "
     "--query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv",
     figures=("gpu", "pcie", "peers_pcie"),
@@ -147,7 +150,7 @@ _STOLEN = DISTURBANCES.rule(
 _RETRANSMITTED = DISTURBANCES.rule(
     "retransmitted_share",
     about="packets that were lost",
-    message="{node}: TCP retransmits: {retransmitted_share:.2%} of the segments it sent",
+    message="{node}: TCP retransmitted {retransmitted_share:.2%} of the segments it sent",
     figures=("retransmitted_share",),
 )
 _OTHER_LOAD = DISTURBANCES.rule(
@@ -159,13 +162,13 @@ _OTHER_LOAD = DISTURBANCES.rule(
 _HOT = DISTURBANCES.rule(
     "heat",
     about="a hot GPU",
-    message="{node}: its GPU {gpu} reached {temperature_c:.0f} C",
+    message="{node}: GPU {gpu} reached {temperature_c:.0f} C",
     figures=("gpu", "temperature_c"),
 )
 _THROTTLED_CLOCKS = DISTURBANCES.rule(
     "throttled_clocks",
-    about="clocks of a GPU that heat or a power limit throttled",
-    message="{node}: clocks of its GPU {gpu} throttled ({reason}) for {throttled_share:.0%} of the time",
+    about="GPU clocks that heat or a power limit throttled",
+    message="{node}: the clocks of GPU {gpu} were throttled ({reason}) for {throttled_share:.0%} of the time",
     figures=("gpu", "reason", "throttled_share"),
 )
 
@@ -223,7 +226,7 @@ class Beside(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     they: Peers  # the peers
-    use: object  # as in NodeUse, or some of its fields; likewise `others`
+    use: object  # as in NodeUse, or some of its fields; also `others`
     others: Sequence[object]
     gpus: Sequence[GpuUse]  # its GPUs in question; `peers` are those to compare with
     peers: Sequence[GpuUse]

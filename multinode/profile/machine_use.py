@@ -10,6 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -106,6 +107,10 @@ GPU_THROTTLE = Figure[str](
     about="reasons why the GPU lowers its clocks, with the share of the samples",
     cell=lambda row: ", ".join(f"{name} {share:.0%}" for name, share in row.item.throttle.items()) or UNKNOWN,
 )
+GPU_FIGURES: tuple[Figure[Any], ...] = (
+    *(GPU_INDEX, GPU_SM, GPU_MEMORY, GPU_POWER, GPU_CLOCK, GPU_TEMPERATURE, GPU_PCIE, GPU_THROTTLE),
+)
+"""Of a GPU, in tables; the measured ones are exported."""
 
 
 def use_of_gpus(node: ObservedNode, span: Span, measured_s: float) -> tuple[tuple[GpuUse, ...], dict[str, str]]:
@@ -214,7 +219,7 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     nics: tuple[NicUse, ...] = ()  # the sampled NICs
     gpus: tuple[GpuUse, ...] = ()
     window_s: float | Unknown = UNMEASURED  # from the start of its first to the end of its last measured step
-    # of all cores, mean over the window; likewise `cpu_iowait_percent`, `cpu_steal_percent`
+    # of all cores, mean over the window; also `cpu_iowait_percent`, `cpu_steal_percent`
     cpu_busy_percent: float | Unknown = UNMEASURED
     cpu_iowait_percent: float | Unknown = UNMEASURED
     cpu_steal_percent: float | Unknown = UNMEASURED
@@ -242,7 +247,7 @@ def _worker_memory(row: Row) -> str:
 
 NODE_NAME = Figure[str]("node", "node", about="name of the node")
 CPU_BUSY = Figure[float]("cpu_busy_percent", "busy", "%", form="tenths", about="CPU use of the node")
-CPU_IOWAIT = Figure[float]("cpu_iowait_percent", "iowait", "%", form="tenths", about="CPU time that waits for disks")
+CPU_IOWAIT = Figure[float]("cpu_iowait_percent", "iowait", "%", form="tenths", about="CPU time spent waiting for disks")
 CPU_STEAL = Figure[float]("cpu_steal_percent", "steal", "%", form="tenths", about="CPU steal of the node")
 JOB_CORES = Figure[float](
     "job_cores",
@@ -266,14 +271,14 @@ WORKER_MEMORY = Figure[float](
     "worker",
     "GiB",
     form="figure",
-    about="memory of the worker that needed most: allocated, and reserved by torch",
+    about="memory of the worker that needed the most: allocated, and reserved by torch",
     cell=_worker_memory,
 )
 RETRANSMITTED = Figure[float](
     "retransmitted_share",
     "retrans",
     form="share",
-    about="TCP retransmits over sent segments",
+    about="TCP retransmits as a share of sent segments",
     cell=_retransmits,
 )
 

@@ -142,29 +142,29 @@ COST_PER_MILLION_TOKENS = Figure[float](
     "1M tokens cost",
     MONEY,
     form="money",
-    about="price of a million tokens, by the hour, padding counted",
+    about="price of a million tokens at the hourly price, including padding",
     line="cost per million tokens",
 )
 EXPOSED = Figure[Estimate](
     "exposed_ms",
     "exposed",
     "ms",
-    form="figure",
-    about="exposed communication per step, waiting for stragglers excluded",
+    form="ms",
+    about="exposed communication per step, excluding waits for stragglers",
     phrase="exposed communication",
 )
 EXPOSED_SHARE = Figure[float](
     "exposed_share",
     "exposed communication",
     form="share",
-    about="exposed communication over step time",
+    about="exposed communication divided by step time",
     line="exposed, share of the step",
 )
 SPEEDUP = Figure[Estimate](
-    "speedup", "speed-up", form="figure", about="samples/s over those of the baseline", has_range=True
+    "speedup", "speed-up", form="figure", about="samples/s relative to the baseline", has_range=True
 )
 EFFICIENCY = Figure[float](
-    "efficiency", "efficiency", form="percent", about="speed-up over the ratio of workers: 100% is ideal scaling"
+    "efficiency", "efficiency", form="percent", about="speed-up divided by the ratio of workers; 100% is ideal scaling"
 )
 
 

@@ -75,15 +75,15 @@ class NicUse(msgspec.Struct, frozen=True, kw_only=True):
     """One NIC or RDMA port."""
 
     ifname: str
-    # as counted, including headers, mean over the window; likewise `out_gbit_per_s`
+    # as counted, including headers, mean over the window; also `out_gbit_per_s`
     in_gbit_per_s: float | Unknown = UNMEASURED
     out_gbit_per_s: float | Unknown = UNMEASURED
-    peak_in_gbit_per_s: float | Unknown = UNMEASURED  # maximum between two samples; likewise `peak_out_gbit_per_s`
+    peak_in_gbit_per_s: float | Unknown = UNMEASURED  # maximum between two samples; also `peak_out_gbit_per_s`
     peak_out_gbit_per_s: float | Unknown = UNMEASURED
-    # before the first worker started; likewise `idle_out_gbit_per_s`; None if not sampled
+    # before the first worker started; also `idle_out_gbit_per_s`; None if not sampled
     idle_in_gbit_per_s: float | None = None
     idle_out_gbit_per_s: float | None = None
-    errors: int | Unknown = UNMEASURED  # in the whole run, both directions; likewise `drops`
+    errors: int | Unknown = UNMEASURED  # in the whole run, both directions; also `drops`
     drops: int | Unknown = UNMEASURED
     link_gbit_per_s: float | None = None  # its reported rate; `share` is the mean of the busier direction over it
     share: float | Unknown = UNMEASURED
@@ -109,10 +109,22 @@ NIC_PEAK = Figure[float](
     about="busier direction of the NIC, highest between two samples",
     cell=_peak,
 )
+NIC_PEAKS: tuple[Figure[float], ...] = (
+    Figure("peak_in_gbit_per_s", about="received by the NIC, highest between two samples"),
+    Figure("peak_out_gbit_per_s", about="sent by the NIC, highest between two samples"),
+)
 NIC_LINK = Figure[float](
     "link_gbit_per_s", "link", "Gbit/s", form="number", about="line rate of the NIC, as it reports it"
 )
-NIC_SHARE = Figure[float]("share", "of link", form="share", about="busier direction of the NIC over its line rate")
+NIC_SHARE = Figure[float](
+    "share", "of link", form="share", about="busier direction of the NIC, as a share of its line rate"
+)
+BUSIEST_LINK = Figure[float](
+    "busiest_share",
+    "of the busiest link",
+    form="share",
+    about="share of its link that the busiest NIC used",
+)
 NIC_DROPS = Figure[int](
     "drops", "errors", "/drops", form="whole", about="errors and drops of the NIC in the whole run", cell=_losses
 )
@@ -253,7 +265,7 @@ def _gbit_in(counters: Counters, span: Span) -> tuple[float, float]:
 def _gbit(bytes_per_s: float) -> float:
     rate = bytes_per_s * _GBIT_PER_BYTE
     if rate > _ABSURD_GBIT:
-        raise UnknownError("no NIC carries as much as its counter shows")
+        raise UnknownError("its counter shows more than any NIC carries")
     return rate
 
 
@@ -283,13 +295,12 @@ class NodeNics(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     ifname: str | None  # data-plane NIC; None if unknown
-    carried: Carried | None = None  # by it, and by the RDMA ports if they carried more; if None, see `reason`
+    carried: Carried | Unknown  # by it, and by the RDMA ports if they carried more
     rdma: tuple[str, ...] = ()  # the included RDMA ports
     others: dict[str, Carried] = {}  # traffic of the other NICs by name, without loopback
     typical: Carried | None = None  # of the median step; None with too few readings
     idle: Carried | None = None  # traffic in the time of a step before the training; None if unknown
     interpolated: bool = False  # whether the counters are the sampler's, read during the training
-    reason: str = ""  # why there is no figure
 
 
 class _Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -354,7 +365,7 @@ def _read_node(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> N
         except UnknownError:
             reasons[name] = f"{name} was re-created during the training, and its counters restarted at zero"
     if node.ifname is None:
-        return NodeNics(node=node.name, ifname=None, others=_without(rates, ()), reason=_no_name(rates))
+        return NodeNics(node=node.name, ifname=None, carried=_no_name(rates), others=_without(rates, ()))
     rdma = tuple(name for name in rates if is_rdma(name))
     if sum(rates[name].both for name in rdma) <= rates.get(node.ifname, Carried()).both:
         rdma = ()
@@ -365,13 +376,12 @@ def _read_node(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> N
     return NodeNics(
         node=node.name,
         ifname=node.ifname,
-        carried=sum(mine, Carried()) if mine else None,
+        carried=sum(mine, Carried()) if mine else Unknown(reasons.get(node.ifname, no_counters)),
         rdma=rdma,
         others=_without(rates, (*ifnames, *rdma)),
         typical=_typical(nic) if by_steps and not rdma and len(ifnames) == 1 and nic is not None else None,
         idle=_idle_bytes(node, nic) if nic is not None and nic.steps else None,
         interpolated=not by_steps,
-        reason="" if mine else reasons.get(node.ifname, no_counters),
     )
 
 
@@ -436,6 +446,6 @@ def _without(rates: dict[str, Carried], names: Iterable[str]) -> dict[str, Carri
     return {name: carried for name, carried in rates.items() if name not in {*names, LOOPBACK}}
 
 
-def _no_name(rates: dict[str, Carried]) -> str:
+def _no_name(rates: dict[str, Carried]) -> Unknown:
     most = max(_without(rates, ()).items(), key=lambda item: item[1].both, default=None)
-    return "its data-plane NIC is unknown" + (f"; {most[0]} carried most" if most else "")
+    return Unknown("its data-plane NIC is unknown" + (f"; {most[0]} carried the most" if most else ""))

@@ -12,9 +12,10 @@ from typing import Any
 
 import msgspec
 
+from multinode.figures.figure import Figure
 from multinode.profile.exposure import Exposure, WorkerStep
 from multinode.stats.estimate import known_mean
-from multinode.stats.unknown import UNMEASURED, Unknown, found, known, or_none
+from multinode.stats.unknown import UNMEASURED, Unknown, found, known, or_none, reason_of
 
 # Of the host's time for both passes the GPU's, where it follows the host kernel by kernel.
 _FOLLOWS = 0.85
@@ -113,14 +114,16 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Parts of a step by WorkerSplit's names, in display order.
-PARTS = {
-    "compute_ms": "compute",
-    "exposed_ms": "exposed communication",
-    "wait_ms": "straggler wait",
-    "data_ms": "data",
-    "optimizer_ms": "optimizer",
-    "host_ms": "host",
-}
+_MEAN = "per step, mean of the workers"
+PARTS: tuple[Figure[float], ...] = (
+    Figure("compute_ms", "compute", "ms", "ms", f"time of the forward and backward pass {_MEAN}"),
+    Figure("exposed_ms", "exposed communication", "ms", "ms", f"exposed communication {_MEAN}"),
+    Figure("wait_ms", "straggler wait", "ms", "ms", f"waiting for stragglers {_MEAN}", "waiting for slower workers"),
+    Figure("data_ms", "data", "ms", "ms", f"waiting for batches {_MEAN}", "waiting for data"),
+    Figure("optimizer_ms", "optimizer", "ms", "ms", f"optimizer {_MEAN}"),
+    Figure("host_ms", "host", "ms", "ms", "rest of the step, mean of the workers", "other host time"),
+)
+PART_NAMES = tuple(part.name for part in PARTS)
 
 
 INSIDE = "  of it inside a node"
@@ -138,12 +141,13 @@ def transfers_us(exposure: Exposure) -> list[float | None]:
 def split_steps(exposure: Exposure) -> StepSplit:
     """Split the steps with known exposure; per step, the minimum wait of all workers is transfer."""
     if not exposure.steps:
-        return StepSplit(mean=Unknown(exposure.reason), comm_ms=Unknown(exposure.reason))
+        lacking = Unknown(reason_of(exposure.source))
+        return StepSplit(mean=lacking, comm_ms=lacking)
     transfers = transfers_us(exposure)
     workers = tuple(_split_worker(exposure, transfers, rank) for rank in exposure.steps[0])
     mean = _mean(exposure, workers)
     return StepSplit(
-        source=exposure.source,
+        source=or_none(exposure.source),
         device=exposure.device,
         mean=mean,
         workers=workers,
@@ -210,7 +214,7 @@ def _transfer(step: dict[int, WorkerStep]) -> float | None:
 
 
 def _compute(worker: WorkerStep, exposure: Exposure, seen: Collection[str]) -> float | None:
-    if exposure.source is None:
+    if isinstance(exposure.source, Unknown):
         return None
     if exposure.device == "cpu" and {"forward", "backward"} <= set(seen):
         phases = _phase(worker, "forward") + _phase(worker, "backward")
@@ -272,7 +276,7 @@ def _comm_ms(exposure: Exposure) -> float | Unknown:
     if exposure.source == "alone":
         return 0.0
     if exposure.source != "ddp":
-        return Unknown(exposure.reason or _ONLY_DDP)
+        return exposure.source if isinstance(exposure.source, Unknown) else Unknown(_ONLY_DDP)
     spans = [min(_hidden(worker) + (worker.exposed_us or 0.0) for worker in step.values()) for step in exposure.steps]
     return statistics.fmean(spans) / 1000
 
@@ -289,15 +293,17 @@ def _hidden(worker: WorkerStep) -> float:
 
 def _part_figures(exposure: Exposure, mean_ms: Callable[[str], float | None]) -> dict[str, Any]:
     """The mean of each part, by name; of one that is unknown the reason."""
+    reason = reason_of(exposure.source)
+    no_compute = reason or _why_no_compute(exposure)
     reasons = {
-        "exposed_ms": exposure.reason,
-        "wait_ms": exposure.reason,
-        "compute_ms": exposure.reason or _why_no_compute(exposure),
-        "data_ms": "no wait for a batch was recorded (not torch's data loader); it is part of the rest",
-        "optimizer_ms": "no optimizer step was recorded; it is part of the rest",
-        "host_ms": f"it is part of the rest, as compute is unknown: {exposure.reason or _why_no_compute(exposure)}",
+        "exposed_ms": reason,
+        "wait_ms": reason,
+        "compute_ms": no_compute,
+        "data_ms": "no wait for a batch was recorded (not torch's data loader); such waits are part of the rest",
+        "optimizer_ms": "no optimizer step was recorded; its time is part of the rest",
+        "host_ms": f"it is part of the rest because compute is unknown: {no_compute}",
     }
-    means_ms = {name: mean_ms(name) for name in (*PARTS, *_BESIDE_PARTS)}
+    means_ms = {name: mean_ms(name) for name in (*PART_NAMES, *_BESIDE_PARTS)}
     return {
         name: Unknown(reasons[name]) if part_ms is None and name in reasons else part_ms
         for name, part_ms in means_ms.items()
@@ -305,21 +311,21 @@ def _part_figures(exposure: Exposure, mean_ms: Callable[[str], float | None]) ->
 
 
 ALONE = "one worker does not communicate"
-_ONLY_DDP = "only DDP counts overlapped communication; a trace shows it (--trace)"
+_ONLY_DDP = "overlapped communication is counted only for DDP; to see it, record a trace (--trace)"
 
 
 def _why_no_compute(exposure: Exposure) -> str:
     if exposure.device == "cpu":
         return "no forward or backward pass of this training was recorded"
-    return "of a GPU only DDP's counters show it in each step, and a trace in its own steps (--trace)"
+    return "for a GPU, only DDP's counters show it in every step; a trace (--trace) shows it in the traced steps"
 
 
 def _rule(exposure: Exposure, mean: WorkerSplit) -> str:
     rule = f"means over {exposure.rule}"
-    if exposure.source in _SOURCES:
+    if (by := _SOURCES.get(or_none(exposure.source) or "")) is not None:
         rule += (
-            f"; {_SOURCES[exposure.source]}; per step, the minimum over all workers is transfer, and the rest is "
-            "waiting for slower workers"
+            f"; {by}; in each step, the minimum over all workers counts as transfer, the rest as waiting for slower "
+            "workers"
         )
     if exposure.device != "cpu":
         rule += "; data and optimizer are host times, "

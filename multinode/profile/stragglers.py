@@ -20,7 +20,7 @@ from multinode.profile.observed import Observed
 from multinode.profile.step_split import StepSplit, WorkerSplit
 from multinode.stats.estimate import half_width, known_max, known_mean, known_median
 from multinode.stats.unknown import Unknown, or_none, or_zero
-from multinode.units import format_figure
+from multinode.units import format_figure, format_ms
 
 # A delay below a twentieth of the step is not noticeable.
 _LATE = 0.05
@@ -55,14 +55,14 @@ _SLOWER = STRAGGLERS.rule(
 _WAITED_FOR = STRAGGLERS.rule(
     "waited-for",
     about="a node that the others wait for, if how much slower it is was not measured, or if it has more work",
-    message="{node}: the others wait {late_ms:.1f} ms per step ({share:.1%})",
+    message="{node}: the others wait {late_ms} per step ({share:.1%})",
 )
 
-CAUSES = CauseRules("Likely causes: a straggler beside its peers")
+CAUSES = CauseRules("Likely causes: a straggler compared with its peers")
 _NOTHING_DIFFERS = CAUSES.cause(
     "nothing_differs",
     cause="unknown",
-    about="no cause: all that was compared is alike",
+    about="no cause: nothing that was compared differs",
     message="{longer}no difference from {they} explains it; compared: {looked_at}",
     hint="watch it during training: ssh {node} {watch!s}",
     figures=("ranks", "compute_ms", "peers_compute_ms", "compared", "device"),
@@ -70,8 +70,8 @@ _NOTHING_DIFFERS = CAUSES.cause(
 _NOTHING_TO_COMPARE = CAUSES.cause(
     "nothing_to_compare",
     cause="unknown",
-    about="no cause: nothing was recorded of both the node and its peers",
-    message="{longer}no other records of {node} are comparable with {they}",
+    about="no cause: nothing was recorded for both the node and its peers",
+    message="{longer}{node} has no other records that can be compared with {they}",
     hint="watch it during training: ssh {node} {watch!s}",
     figures=("ranks", "compute_ms", "peers_compute_ms", "device"),
 )
@@ -84,7 +84,8 @@ _MORE = {
         f"more_{unit}",
         cause="work",
         about=f"more {unit} per step than its peers",
-        message=f"{{workers}} had {{{unit}_per_step:.0f}} {unit} per step, {{they}} {{peers_{unit}_per_step:.0f}}",
+        message=f"{{workers}} had {{{unit}_per_step:.0f}} {unit} per step, compared with "
+        f"{{peers_{unit}_per_step:.0f}} on {{they}}",
         hint=_EVEN_WORK,
         figures=("ranks", f"{unit}_per_step", f"peers_{unit}_per_step"),
     )
@@ -94,7 +95,7 @@ _SLOW_DATA = CAUSES.cause(
     "slow_data",
     cause="data",
     about="longer waits for batches",
-    message="{workers} waited {data_ms:.0f} ms per step for batches, {they} {peers_data_ms:.0f} ms",
+    message="{workers} waited {data_ms} per step for batches, compared with {peers_data_ms} on {they}",
     hint="check the disk that {node!s} reads its data from: ssh {node} iostat -x 1 5; more loader workers "
     "(dataloader_num_workers) hide a slow disk",
     figures=("ranks", "data_ms", "peers_data_ms"),
@@ -103,16 +104,16 @@ _BUSY_CPUS = CAUSES.cause(
     "busy_cpus",
     cause="cpu",
     about="the job used fewer cores than on its peers, on a node whose CPUs are busy",
-    message="{node}'s job used {cores} cores{when}, {peers_cores} on {they}, and its CPUs are {cpu_busy_percent:.0f}% "
-    "busy",
-    hint="see what else runs there: ssh {node} top -b -n 1",
+    message="the job used {cores} cores on {node}{when}, compared with {peers_cores} on {they}, and the CPUs of "
+    "{node} are {cpu_busy_percent:.0f}% busy",
+    hint="check what else runs there: ssh {node} top -b -n 1",
     figures=("job_cores", "peers_job_cores", "cpu_busy_percent", "device"),
 )
 _FEWER_CORES_USED = CAUSES.cause(
     "fewer_cores",
     cause="cpu",
     about="the job used fewer cores than on its peers",
-    message="{node}'s job used {cores} cores{when}, {peers_cores} on {they}",
+    message="the job used {cores} cores on {node}{when}, compared with {peers_cores} on {they}",
     hint="check whether the job is limited to fewer cores on {node!s}: a cgroup, taskset, OMP_NUM_THREADS",
     figures=("job_cores", "peers_job_cores", "device"),
 )
@@ -157,7 +158,7 @@ def find_stragglers(
         rooted: share of bytes of such calls (`rooted_part`).
     """
     groups = _groups(observed)
-    if exposure.source is None or len(exposure.steps) < _LEAST_STEPS or len(groups) < 2:  # noqa: PLR2004 - a peer
+    if isinstance(exposure.source, Unknown) or len(exposure.steps) < _LEAST_STEPS or len(groups) < 2:  # noqa: PLR2004 - a peer
         return ()
     late = [lateness for group in groups if (lateness := _late(exposure, group, groups)) is not None]
     if 2 * len(late) > len(groups):
@@ -171,7 +172,7 @@ def find_stragglers(
 def find_waiting(observed: Observed, exposure: Exposure) -> Waiting:
     """Waits between nodes in the steps with known exposure."""
     groups = [ranks for _, ranks in _groups(observed)]
-    if exposure.source is None or len(groups) < 2:  # noqa: PLR2004 - a peer
+    if isinstance(exposure.source, Unknown) or len(groups) < 2:  # noqa: PLR2004 - a peer
         return Waiting()
     waited = [[min(step[rank].exposed_us or 0.0 for rank in ranks) for ranks in groups] for step in exposure.steps]
     late_us = [statistics.median(others) - last for last, *others in map(sorted, waited)]
@@ -291,7 +292,10 @@ def _nothing_differs(case: _Case) -> LikelyCause:
     longer = ""
     if figures:
         mine, theirs = figures["compute_ms"], figures["peers_compute_ms"]
-        longer = f"{case.workers} computed {mine:.0f} ms per step, {case.they} {theirs:.0f} ms; "
+        longer = (
+            f"{case.workers} computed {format_ms(float(mine))} per step, compared with {format_ms(float(theirs))} on "
+            f"{case.they}; "
+        )
     looked_at = ", ".join(_COMPARED.get(name, name) for name in compared)
     watch = "top -b -n 1" if case.on_cpu else "nvidia-smi dmon -c 10"
     return case.beside.cause(

@@ -101,7 +101,7 @@ def _why_silent(observed: Observed, calls: Mapping[int, WorkerCalls], *, wrapped
     groups = _groups(calls)
     if not groups:
         # A wrapper of a distributed model communicates, even from C++ or compiled code, where nothing is recorded.
-        return "" if wrapped else "no worker called another: each trains alone"
+        return "" if wrapped else "no worker communicates with another: each trains alone"
     if len(observed.nodes) > 1 and not any(_crosses(observed, group) for group in groups):
         return "no call crosses nodes: each node trains alone"
     return ""

@@ -12,6 +12,8 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.quoting import as_steps
+from multinode.figures.figure import Figure
+from multinode.findings.finding import Finding
 from multinode.levers.levers import Levers
 from multinode.profile.bottleneck import NO_COMMUNICATION, Bottleneck, find_bottleneck
 from multinode.profile.calls import SeenCall, read_calls, rooted_part
@@ -46,7 +48,7 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
 
     every: int  # H, optimizer steps per round
     dtype: str | None = None  # of changes on the wire; None sends the parameters unchanged
-    outer_lr: float | None = None  # of DiLoCo's outer optimizer; None is local SGD. `momentum` likewise.
+    outer_lr: float | None = None  # of DiLoCo's outer optimizer; None is local SGD; also `momentum`
     momentum: float = 0.0
     rounds: int = 0  # measured rounds; `early` of them were closed early by a checkpoint or evaluation
     early: int = 0
@@ -121,6 +123,13 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="
         return Spread(median=self.median.value, p95=self.p95, cv=self.cv)
 
 
+STEP_TIME_FIGURES: tuple[Figure[float], ...] = (
+    Figure("median", about="step time, median of the measured steps"),
+    Figure("p95", about="step time, 95th percentile of the measured steps"),
+    Figure("cv", about="standard deviation of the step time divided by its mean"),
+)
+
+
 class Comm(msgspec.Struct, frozen=True, kw_only=True):
     """The communication of one step."""
 
@@ -130,13 +139,19 @@ class Comm(msgspec.Struct, frozen=True, kw_only=True):
     exposed_share: float | None = None  # of the step; None if `exposed_ms` is unknown
     overlap: float | Unknown = UNMEASURED  # share of the communication hidden by computation
     in_training_gb_per_s: float | Unknown = UNMEASURED  # busbw of the training's all-reduces
-    in_training: InTraining = InTraining()  # the same with its source, and nccl-test's
+    in_training: InTraining = InTraining()  # the strategy's with its source, and nccl-test's
     calls: tuple[SeenCall, ...] = ()  # of a worker per step
-    explained: tuple[str, ...] = ()  # why the byte figures differ, one sentence each
+    findings: tuple[Finding, ...] = ()  # why the byte figures differ, and remarks on the counters
+
+
+COMM_FIGURES: tuple[Figure[float], ...] = (
+    Figure("overlap", about="share of the communication that compute overlapped"),
+    Figure("in_training_gb_per_s", about="busbw of the training's own all-reduces"),
+)
 
 
 class Summary(Throughput, frozen=True, kw_only=True):
-    """One run in figures; one that is unknown says why.
+    """The figures of a run. An unknown figure states the reason.
 
     Attributes:
         strategy: sharding of the model, in words.
@@ -185,6 +200,22 @@ class Summary(Throughput, frozen=True, kw_only=True):
     rounds: Rounds | None = None
     notes: dict[str, str] = msgspec.field(default_factory=dict)
     unused_levers: tuple[str, ...] = ()
+
+
+STEP_COUNTS: tuple[Figure[int], ...] = (
+    Figure("steps", about="recorded optimizer steps"),
+    Figure("steady_steps", about="measured steps, without warm-up"),
+)
+OTHER_RATES: tuple[Figure[float], ...] = (
+    Figure("all_steps_samples_per_s", about="samples per second of all workers, warm-up included"),
+    Figure("trainer_samples_per_s", about="samples per second as the Trainer reports them"),
+)
+MODEL_FIGURES: tuple[Figure[float], ...] = (
+    Figure("parameters", about="parameters of the model"),
+    Figure("trainable", about="parameters with gradients"),
+    Figure("first_loss", about="first logged loss"),
+    Figure("last_loss", about="last logged loss"),
+)
 
 
 def summarise(
@@ -316,14 +347,14 @@ def _comm(seen: SeenTraffic, split: StepSplit, exposure: Exposure, bandwidth: In
         in_training_gb_per_s=bandwidth.busbw_gb_per_s,
         in_training=bandwidth,
         calls=seen.calls,
-        explained=seen.explained,
+        findings=seen.findings,
     )
 
 
 def _told_model(observed: Observed) -> ModelSample:
     model = model_of(observed)
     if model is None:
-        raise UnknownError("no worker reported its training")
+        raise UnknownError("no worker reported its model and data")
     return model
 
 
@@ -361,9 +392,12 @@ _MODEL = "model.json"
 
 def import_analyses(plan: LaunchPlan) -> None:
     """Import what the summary of this run needs: when it ends, days later, the package may have been replaced."""
-    several = ("profile.balance", "profile.in_training", "profile.stragglers", "model.flops")
-    traced = ("profile.trace",)
-    for name in (*(several if plan.world_size > 1 else ()), *(traced if plan.observation.trace is not None else ())):
+    needed = {
+        ("profile.balance", "profile.in_training", "profile.stragglers", "model.flops"): plan.world_size > 1,
+        ("profile.byte_gaps",): len(plan.nodes) > 1,
+        ("profile.trace",): plan.observation.trace is not None,
+    }
+    for name in (name for names, is_needed in needed.items() if is_needed for name in names):
         importlib.import_module(f"multinode.{name}")
 
 

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
+import msgspec
+
 from multinode.cluster.hostfile import fold_numbers
-from multinode.figures.figure import Figure
+from multinode.figures.figure import Figure, Row
 from multinode.figures.frame import Frame
 from multinode.profile.calls import SeenCall
 from multinode.profile.machine_use import (
@@ -15,14 +17,7 @@ from multinode.profile.machine_use import (
     CPU_IOWAIT,
     CPU_STEAL,
     DIVIDED,
-    GPU_CLOCK,
-    GPU_INDEX,
-    GPU_MEMORY,
-    GPU_PCIE,
-    GPU_POWER,
-    GPU_SM,
-    GPU_TEMPERATURE,
-    GPU_THROTTLE,
+    GPU_FIGURES,
     JOB_CORES,
     MEMORY_AVAILABLE,
     NODE_NAME,
@@ -34,23 +29,21 @@ from multinode.profile.machine_use import (
     node_row,
 )
 from multinode.profile.nics import NIC_DROPS, NIC_IN, NIC_LINK, NIC_NAME, NIC_OUT, NIC_PEAK, NIC_SHARE, RATES
-from multinode.profile.step_split import INSIDE, PARTS, WorkerSplit
+from multinode.profile.step_bytes import BYTES_FIGURES
+from multinode.profile.step_split import INSIDE, PART_NAMES, PARTS, WorkerSplit
 from multinode.profile.summary import Rounds, Summary, unused_gpus
 from multinode.profile.throughput import SAMPLES_PER_S, STEP_TIME, TGS, TOKENS_PER_S
-from multinode.render.sheet import Column, Sheet, figure, megabytes, percent
+from multinode.render.sheet import Column, Sheet, megabytes, percent
 from multinode.stats.estimate import Estimate, value_of
 from multinode.stats.unknown import UNMEASURED, Unknown, or_none, unknown_fields
 from multinode.traffic.step_calls import SMALL_BYTES
-from multinode.units import UNKNOWN, format_figure, format_sig
+from multinode.units import UNKNOWN, format_figure, format_ms, format_sig
 
 _NICS: tuple[Figure[Any], ...] = (
     *(NODE_NAME, NIC_NAME, NIC_IN, NIC_OUT, NIC_PEAK, NIC_LINK, NIC_SHARE, NIC_DROPS, RETRANSMITTED),
 )
 _PROCESSORS: tuple[Figure[Any], ...] = (
     *(CPU_BUSY, CPU_IOWAIT, CPU_STEAL, JOB_CORES, QUOTA_CORES, THROTTLED, MEMORY_AVAILABLE, WORKER_MEMORY),
-)
-_GPUS: tuple[Figure[Any], ...] = (
-    *(NODE_NAME, GPU_INDEX, GPU_SM, GPU_MEMORY, GPU_POWER, GPU_CLOCK, GPU_TEMPERATURE, GPU_PCIE, GPU_THROTTLE),
 )
 
 
@@ -64,7 +57,7 @@ def _processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     rows = [node_row(node) for node in nodes]
     # A row with only the node's name is dropped.
     told = tuple(row for row in rows if {figure.tell(row) for figure in _PROCESSORS} != {UNKNOWN})
-    note = "free: the minimum available; worker: the maximum that one used, on its GPU if it has one"
+    note = "free: the minimum available; worker: the maximum of any worker, on its GPU if it has one"
     return Frame(title="CPU and memory", rows=told, figures=(NODE_NAME, *_PROCESSORS)).sheet(notes=(note,))
 
 
@@ -74,7 +67,7 @@ def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     unified = ("a GPU without memory here shares its node's (unified memory): see free above",) if silent else ()
     rows = tuple(node_row(node, gpu) for node in nodes for gpu in node.gpus)
     note = "medians; memory and temperature are the highest. A waiting NCCL kernel counts as SM use"
-    return Frame(title="GPUs", rows=rows, figures=_GPUS).sheet(notes=(note, *unified))
+    return Frame(title="GPUs", rows=rows, figures=(NODE_NAME, *GPU_FIGURES)).sheet(notes=(note, *unified))
 
 
 _OF_DIVIDED = "sm_percent, memory, power and energy"
@@ -109,52 +102,39 @@ def verdict_sheet(summary: Summary) -> Sheet:
 
 
 def _bytes_sheet(summary: Summary) -> Sheet:
-    bytes_per_step = summary.comm.bytes_per_step
-    seen = tuple(or_none(size) for size in (bytes_per_step.calls, bytes_per_step.expected, bytes_per_step.nic))
-    if set(seen) == {None}:
-        return Sheet(title="bytes per step")
-    columns = (
-        Column("collective payload", "MB"),
-        Column("expected NIC traffic", "MB"),
-        Column("measured NIC traffic", "MB"),
-    )
-    return Sheet(
+    sizes = msgspec.structs.asdict(summary.comm.bytes_per_step)
+    return Frame(
         title="bytes per step, one way, of the busiest",
-        columns=columns,
-        rows=(tuple(map(megabytes, seen)),),
-        notes=summary.comm.explained,
-    )
+        rows=() if all(isinstance(size, Unknown) for size in sizes.values()) else (Row(summary, sizes),),
+        figures=BYTES_FIGURES,
+        notes=summary.comm.findings,
+    ).sheet()
 
 
 def _calls_sheet(summary: Summary) -> Sheet:
     calls = summary.comm.calls
-    rows = [
-        (
-            call.op + (" (DDP bucket)" if call.source == "ddp" else ""),
-            str(call.ranks),
-            str(call.nodes),
-            call.backend or UNKNOWN,
-            format_figure(call.count, digits=4),
-            megabytes(call.size_bytes),
-            megabytes(call.size_bytes * call.count),
-        )
-        for call in calls[:_MOST_CALLS]
-    ]
+    rows = tuple(map(_call_row, calls[:_MOST_CALLS]))
     left = len(calls) - len(rows)
-    return Sheet(
-        title="collectives per step and worker",
-        columns=(
-            Column("call", words=True),
-            Column("workers"),
-            Column("nodes"),
-            Column("backend", words=True),
-            Column("times"),
-            Column("size", "MB"),
-            Column("together", "MB"),
-        ),
-        rows=tuple(rows),
-        notes=(f"and {left} smaller ones",) if left > 0 else (),
-    )
+    notes = (f"and {left} smaller ones",) if left > 0 else ()
+    return Frame(title="collectives per step and worker", rows=rows, figures=_CALLS).sheet(notes=notes)
+
+
+def _call_row(call: SeenCall) -> Row:
+    op = call.op + (" (DDP bucket)" if call.source == "ddp" else "")
+    return Row(call, msgspec.structs.asdict(call) | {_OP.name: op, _TOGETHER.name: call.step_bytes})
+
+
+_OP = Figure[str]("op", "call", about="collective, by its operation")
+_TOGETHER = Figure[float]("step_bytes", "together", "MB", form="megabytes", about="size of all these calls of a step")
+_CALLS: tuple[Figure[Any], ...] = (
+    _OP,
+    Figure[int]("ranks", "workers", form="number", about="workers of the call's group"),
+    Figure[int]("nodes", "nodes", form="number", about="nodes of the call's group"),
+    Figure[str]("backend", "backend", about="backend of the call's group"),
+    Figure[float]("count", "times", form="four_digits", about="calls per step, mean of the measured steps"),
+    Figure[float]("size_bytes", "size", "MB", form="megabytes", about="size of one call, as nccl-tests counts it"),
+    _TOGETHER,
+)
 
 
 def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
@@ -164,7 +144,8 @@ def _verdict(summary: Summary) -> Iterator[tuple[str, ...]]:
         yield "GPUs", unused
     for late in summary.stragglers:
         cause = "" if late.cause == "unknown" else f"; likely cause: {late.cause.replace('_', ' ')}"
-        yield "straggler", f"{late.message} (rank {fold_numbers(late.ranks)}){cause}"
+        ranks = f"{'rank' if len(late.ranks) == 1 else 'ranks'} {fold_numbers(late.ranks)}"
+        yield "straggler", f"{late.message} ({ranks}){cause}"
         yield from (("", evidence.message) for evidence in late.causes)
         if late.hint:
             yield "hint", late.hint
@@ -175,7 +156,7 @@ def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
         yield "steps", f"{summary.steps} recorded, {summary.steady_steps} measured; {summary.rule}"
     if (times := or_none(summary.step_time_ms)) is not None:
         spread = times.spread
-        yield STEP_TIME.words, f"{spread.median:.1f} ms (p95 {spread.p95:.1f} ms, cv {spread.cv:.2f})"
+        yield STEP_TIME.words, f"{format_ms(spread.median)} (p95 {format_ms(spread.p95)}, cv {spread.cv:.2f})"
     if (rate := value_of(summary.samples_per_s)) is not None:
         yield SAMPLES_PER_S.title, f"{format_sig(rate)} (all workers)"
     if tokens := _padded(summary, summary.tokens_per_s, summary.effective_tokens_per_s):
@@ -193,7 +174,7 @@ def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 def _padded(summary: Summary, padded: Estimate | Unknown, effective: float | Unknown) -> str:
     counted = summary.counted_masks
-    rests_on = "" if counted is None or counted == 1.0 else f" by the masks of {percent(counted)} of them"
+    rests_on = "" if counted is None or counted == 1.0 else f", from {percent(counted)} of the masks"
     parts = [(value_of(padded), "padding counted"), (or_none(effective), f"without padding{rests_on}")]
     return ", ".join(f"{value:,.1f} {words}" for value, words in parts if value is not None)
 
@@ -214,25 +195,34 @@ def _split_sheet(summary: Summary) -> Sheet:
     mean = summary.split.mean
     if isinstance(mean, Unknown):
         return Sheet(title="where a step goes")
-    return Sheet(
+    return Frame(
         title="where a step goes",
-        columns=(Column("part", words=True), Column("time", "ms"), Column("of the step"), Column("", words=True)),
         rows=tuple(
             row
-            for field, name in PARTS.items()
+            for part in PARTS
             for row in (
-                _part(mean, or_none(getattr(mean, field)), name),
-                *([_part(mean, mean.local_ms, INSIDE)] if field == "exposed_ms" and mean.local_ms else []),
+                _part(mean, or_none(getattr(mean, part.name)), part.title),
+                *([_part(mean, mean.local_ms, INSIDE)] if part.name == "exposed_ms" and mean.local_ms else []),
             )
         ),
-        notes=(summary.split.rule,) if summary.split.rule else (),
-    )
+        figures=(_PART, _PART_TIME, _OF_STEP, _BAR_OF_STEP),
+    ).sheet(notes=(summary.split.rule,) if summary.split.rule else ())
 
 
-def _part(mean: WorkerSplit, part_ms: float | None, name: str) -> tuple[str, ...]:
+def _part(mean: WorkerSplit, part_ms: float | None, name: str) -> Row:
     share = part_ms / mean.step_ms if part_ms is not None and mean.step_ms > 0 else None
-    bar = "" if share is None else "#" * round(_BAR * min(1.0, max(0.0, share)))
-    return name, figure(part_ms), percent(share), bar
+    return Row(mean, {_PART.name: name, _PART_TIME.name: part_ms, _OF_STEP.name: share})
+
+
+def _bar(row: Row) -> str:
+    share = row[_OF_STEP]
+    return "" if isinstance(share, Unknown) else "#" * round(_BAR * min(1.0, max(0.0, share)))
+
+
+_PART = Figure[str]("part", "part", about="part of a step")
+_PART_TIME = Figure[float]("part_ms", "time", "ms", form="ms", about="time of a part, mean of the workers")
+_OF_STEP = Figure[float]("of_step", "of the step", form="share", about="a part's share of the step")
+_BAR_OF_STEP = Figure[str]("bar", about="that share as a bar", cell=_bar)
 
 
 def _communication(summary: Summary) -> Iterator[tuple[str, ...]]:
@@ -245,7 +235,7 @@ def _communication(summary: Summary) -> Iterator[tuple[str, ...]]:
     if (exposed_ms := value_of(comm.exposed_ms)) is not None:
         share = "" if comm.exposed_share is None else f", {percent(comm.exposed_share)} of the step"
         known = summary.split.steps.words
-        yield "exposed", f"{exposed_ms:.1f} ms per step{share}{f', {known}' if known else ''}"
+        yield "exposed", f"{format_ms(exposed_ms)} per step{share}{f', {known}' if known else ''}"
     if (overlap := or_none(comm.overlap)) is not None:
         yield "overlap", f"{percent(overlap)} of the communication overlaps with compute"
     yield from _bandwidth(summary)
@@ -258,7 +248,7 @@ def _rounds(rounds: Rounds) -> Iterator[tuple[str, ...]]:
         return
     early = f", {rounds.early} of them early" if rounds.early else ""
     dtype = f" as {rounds.dtype}" if rounds.dtype else ""
-    sent = f"{megabytes(rounds.size_bytes)} MB{dtype} in {rounds.sync_ms:.1f} ms"
+    sent = f"{megabytes(rounds.size_bytes)} MB{dtype} in {format_ms(rounds.sync_ms)}"
     yield "rounds", f"{rounds.rounds} measured{early}; each averages {sent}"
     yield "drift", f"{format_sig(rounds.drift)} from the mean of all nodes, {format_sig(rounds.last_drift)} last"
 
@@ -273,15 +263,8 @@ def _script_calls(calls: Sequence[SeenCall]) -> Iterator[tuple[str, ...]]:
 
 
 def _bandwidth(summary: Summary) -> Iterator[tuple[str, ...]]:
-    seen = summary.comm.in_training
-    if isinstance(seen.busbw_gb_per_s, Unknown):
-        return
-    words = f"{seen.busbw_gb_per_s:.3f} GB/s in training"
-    if seen.source is not None:
-        words += f" (by {seen.source})"
-    if seen.alone is not None:
-        words += f", {seen.alone.busbw_gb_per_s:.3f} GB/s alone (nccl-test {seen.alone.run_id})"
-    yield "busbw", seen.sentence or words
+    if found := summary.comm.in_training.findings:
+        yield "busbw", f"{'; '.join(finding.message for finding in found)}."
 
 
 def _window(summary: Summary) -> Iterator[tuple[str, ...]]:
@@ -290,17 +273,17 @@ def _window(summary: Summary) -> Iterator[tuple[str, ...]]:
         return
     busbw = or_none(trace.busbw_gb_per_s)
     parts = [
-        f"{trace.comm_ms:.1f} ms communication per step" if trace.comm_ms is not None else "",
-        f"{trace.exposed_ms:.1f} ms of it exposed" if trace.exposed_ms is not None else "",
+        f"{format_ms(trace.comm_ms)} communication per step" if trace.comm_ms is not None else "",
+        f"{format_ms(trace.exposed_ms)} of it exposed" if trace.exposed_ms is not None else "",
         f"overlap {percent(trace.overlap)}" if trace.overlap is not None else "",
         f"busbw {busbw:.3f} GB/s" if busbw is not None else "",
-        f"{fmean(worker.compute_ms for worker in trace.workers):.1f} ms computation" if trace.workers else "",
+        f"{format_ms(fmean(worker.compute_ms for worker in trace.workers))} computation" if trace.workers else "",
     ]
     text = ", ".join(part for part in parts if part)
     if text:
         yield "trace window", text
-    if trace.agreement:
-        yield "" if text else "trace window", trace.agreement
+    if trace.findings:
+        yield "" if text else "trace window", " ".join(finding.message for finding in trace.findings)
 
 
 def _missing_sheet(summary: Summary) -> Sheet:
@@ -319,7 +302,7 @@ def _missing(summary: Summary) -> Iterator[tuple[str, str]]:
     bytes_per_step = {f"bytes_per_step.{name}": size for name, size in unknown_fields(comm.bytes_per_step).items()}
     parts = unknown_fields(split.mean)
     if isinstance(split.mean, Unknown) and split.mean != UNMEASURED:
-        parts = dict.fromkeys((*PARTS, "overlap"), split.mean)
+        parts = dict.fromkeys((*PART_NAMES, "overlap"), split.mean)
     unknown = unknown_fields(summary)
     yield from ((name, figure.reason) for name, figure in unknown.items())
     yield from summary.notes.items()

@@ -12,14 +12,15 @@ import msgspec
 
 from multinode.errors import JobError
 from multinode.figures.figure import Figure
-from multinode.job.job import Job, LlamaFactoryJob
+from multinode.job.job import Job
+from multinode.job.settings import is_true
 from multinode.model.model_size import ModelShape, parse_model
 from multinode.profile.calls import last_models
 from multinode.profile.observed import Observed
 from multinode.records.benchmark import BenchedPeak, Benchmark
 from multinode.records.samples import ModelSample, Sample, StepSample, TokenWork
 from multinode.stats.estimate import Estimate, estimate_rate, value_of
-from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none
+from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, reason_of
 from multinode.units import format_count
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     samples_per_s: Estimate | Unknown = UNMEASURED  # of all workers
-    tokens_per_s: Estimate | Unknown = UNMEASURED  # likewise, including padding
-    effective_tokens_per_s: float | Unknown = UNMEASURED  # likewise, without padding
+    tokens_per_s: Estimate | Unknown = UNMEASURED  # of all workers, including padding
+    effective_tokens_per_s: float | Unknown = UNMEASURED  # of all workers, without padding
     # share of the tokens with counted masks, from which the padding of others is estimated; None without a figure
     # that excludes padding
     counted_masks: float | None = None
@@ -251,12 +252,12 @@ class ModelWork(msgspec.Struct, frozen=True, kw_only=True):
 
     # of matrix products, if the files alone decide it (`fp8`); None uses the workers' records
     precision: str | None = None
-    shape: ModelShape | None = None  # of the model; None if unknown
+    shape: ModelShape | Unknown = Unknown("the model's shape is unknown")
     adapter_parameters: int | None = None  # of a LoRA or QLoRA adapter; None if the whole model is trained
     recompute: bool = False  # whether each layer's forward pass is recomputed in the backward pass
     packing: bool = False  # whether several samples share a row, so that its length says little about attention
-    reason: str = ""  # why nothing is known
     by_workers: bool = False  # whether the workers' own count of their modules' weights stands in for it
+    counted: TokenWork | None = None  # a node's count of them before the run, for workers that do not tell theirs
 
 
 def read_model_work(job: Job | Benchmark, model: Mapping[str, Any] | None) -> ModelWork:
@@ -266,28 +267,35 @@ def read_model_work(job: Job | Benchmark, model: Mapping[str, Any] | None) -> Mo
         job: the job.
         model: the model's config.json; None if it could not be read.
     """
-    if not isinstance(job, LlamaFactoryJob):
-        return ModelWork(by_workers=True, reason="the workers do not know the modules of the script's model")
+    training = job.training
+    if training is None:
+        return ModelWork(by_workers=True, shape=Unknown("the workers do not know the modules of the script's model"))
     from multinode.model.training import read_trained, refuse_unknown
 
-    precision = "fp8" if job.config.get("fp8") is True else None
-    packing = any(job.config.get(key) is True for key in ("packing", "neat_packing"))
+    precision = "fp8" if is_true(training.arguments.get("fp8")) else None
+    packing = any(is_true(training.arguments.get(key)) for key in ("packing", "neat_packing"))
+    recompute = not is_true(training.arguments.get("disable_gradient_checkpointing"))
     try:
-        refuse_unknown(job, besides=_SAME_FLOPS)
+        refuse_unknown(training, besides=_SAME_FLOPS)
         shape = None if model is None else parse_model(model)
         if shape is None:
-            unknown = f"the config.json of {job.config.get('model_name_or_path')} could not be read"
+            unknown = f"the config.json of {training.arguments.get('model_name_or_path')} could not be read"
             if model is not None:
                 unknown = f"the layers of a {model.get('model_type')!r} model cannot be counted"
-            return ModelWork(precision=precision, packing=packing, by_workers=True, reason=unknown)
-        adapter, trainable = read_trained(job, shape)
+            from multinode.model.tensors import counted_model
+
+            node = counted_model(model)
+            work = Unknown(unknown) if node is None else node.token_work(recompute=recompute)
+            counted, lacking = None if isinstance(work, Unknown) else work, Unknown(unknown)
+            return ModelWork(precision=precision, packing=packing, by_workers=True, shape=lacking, counted=counted)
+        adapter, trainable = read_trained(training, shape)
     except JobError as error:
-        return ModelWork(reason=error.message)
+        return ModelWork(shape=Unknown(error.message))
     return ModelWork(
         precision=precision,
         shape=shape,
         adapter_parameters=None if adapter is None else trainable,
-        recompute=job.config.get("disable_gradient_checkpointing") is not True,
+        recompute=recompute,
         packing=packing,
     )
 
@@ -308,7 +316,7 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag
     model_tflops: float  # TFLOP/s per GPU that the model needs
     hardware_tflops: float  # TFLOP/s per GPU including recomputation
     mfu: float | None  # model_tflops over the peak in the precision used; None if the peak is unknown
-    hfu: float | None  # hardware_tflops over the peak, likewise
+    hfu: float | None  # hardware_tflops over the peak; None if the peak is unknown
     denominator: str  # the peak in words, or why there is none
     rule: str  # how FLOPs were counted
 
@@ -325,7 +333,7 @@ TOKENS_PER_S = Figure[Estimate](
     "tokens_per_s",
     "tokens/s",
     form="figure",
-    about="tokens per second of all workers, padding counted",
+    about="tokens per second of all workers, including padding",
     aliases=("train_tokens_per_second",),
     has_range=True,
 )
@@ -334,17 +342,20 @@ TGS = Figure[Estimate](
     "TGS",
     "tokens/s",
     form="figure",
-    about="tokens per second and worker, padding counted",
+    about="tokens per second and worker, including padding",
     line="TGS (tokens/s per worker)",
     csv="tgs_tokens_per_s_per_worker",
     aliases=("tokens_per_gpu_per_s",),
     has_range=True,
 )
+EFFECTIVE_TOKENS_PER_S = Figure[float](
+    "effective_tokens_per_s", about="tokens per second of all workers, without padding"
+)
 STEP_TIME = Figure[Estimate](
     "step_time_ms",
     "step",
     "ms",
-    form="figure",
+    form="ms",
     about="time of an optimizer step, median",
     phrase="step time",
     has_range=True,
@@ -353,11 +364,13 @@ STEP_TIME_P95 = Figure[float](
     "step_time_p95_ms",
     "step, p95",
     "ms",
-    form="figure",
+    form="ms",
     about="time of an optimizer step, 95th percentile",
     phrase="step time, p95",
 )
-STEP_TIME_CV = Figure[float]("step_time_cv", form="figure", about="standard deviation of the step time over its mean")
+STEP_TIME_CV = Figure[float](
+    "step_time_cv", form="figure", about="standard deviation of the step time divided by its mean"
+)
 MODEL_TFLOPS = Figure[float](
     "model_tflops",
     "TFLOP/s",
@@ -416,7 +429,8 @@ def utilisation_of(
     Raises:
         UnknownError: why there are none.
     """
-    token_work = None if work.shape is not None else _told_work(work, observed)
+    shape = work.shape
+    token_work = _told_work(work, observed) if isinstance(shape, Unknown) else None
     tgs = or_none(speed.effective_tgs) or value_of(speed.tgs)
     length = or_none(speed.attention_length) or _mean_length(speed)
     if tgs is None or length is None:
@@ -424,9 +438,9 @@ def utilisation_of(
     # With the peaks of all GPUs: a run whose tokens are unknown imports none of it.
     from multinode.model.flops import flops_of_weights, flops_per_token
 
-    if work.shape is not None:
+    if not isinstance(shape, Unknown):
         adapter, recompute = work.adapter_parameters, work.recompute
-        flops = flops_per_token(work.shape, length, adapter_parameters=adapter, recompute=recompute, causal=False)
+        flops = flops_per_token(shape, length, adapter_parameters=adapter, recompute=recompute, causal=False)
     elif token_work is not None:
         flops = flops_of_weights(token_work, length)
     used = utilisation(flops, tgs, *_peak(work, observed, benched))
@@ -456,11 +470,10 @@ def _told_work(work: ModelWork, observed: Observed) -> TokenWork:
     works = {model.token_work for model in last_models(observed).values()} if work.by_workers else set()
     if len(works) > 1:
         raise UnknownError("the workers hold different parts of the model")
-    work_of_tokens = next(iter(works), None)
-    if work_of_tokens is None or work_of_tokens.reason:
-        reason = work_of_tokens.reason if work_of_tokens is not None else ""
-        raise UnknownError(reason or work.reason or "the model's shape is unknown")
-    return work_of_tokens
+    told = next(iter(works), None) or work.counted
+    if told is None:
+        raise UnknownError(reason_of(work.shape))
+    return known(told)
 
 
 def _mean_length(speed: Throughput) -> float | None:

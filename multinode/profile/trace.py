@@ -10,12 +10,14 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from multinode.decoding import decode_json
+from multinode.findings.finding import Finding
+from multinode.findings.rule import Rule, RuleGroup
 from multinode.profile.calls import SeenCall
 from multinode.profile.figures import TraceView, WorkerTrace
 from multinode.profile.step_split import WorkerSplit
@@ -99,7 +101,7 @@ class CollectiveSpan(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int | None = None  # workers in the group; None if unknown (gloo does not report it)
     group: str = ""  # name and members of the group, as in the trace; empty if unknown
     step: int  # the optimizer step that called it
-    start_us: float  # by the trace's clock; likewise `end_us`
+    start_us: float  # by the trace's clock; also `end_us`
     end_us: float
 
 
@@ -460,8 +462,10 @@ def view_traces(
         overlap=least.overlap,
         busbw_gb_per_s=found(lambda: _busbw(traces, least.rank, world_size)),
         message_bytes=_usual_sizes(reductions),
-        agreement=_agreement(least, counted, traces[least.rank].device, _by_bytes(called, scan, world_size))
-        + _about_kernels(traces[least.rank], called),
+        findings=(
+            *_compare(least, counted, traces[least.rank].device, _by_bytes(called, scan, world_size)),
+            *_judge_kernels(traces[least.rank], called),
+        ),
         notes=notes,
     )
 
@@ -560,66 +564,121 @@ def _by_bytes(called: Sequence[SeenCall], scan: ScanCurves | None, world_size: i
     return _ByBytes(took_ms=took_us / _US_PER_MS, size_bytes=size_bytes, run_id=scan.run_id)
 
 
-def _agreement(worker: WorkerTrace, counted: WorkerSplit | None, device: str, by_bytes: _ByBytes | None) -> str:
-    window = f"{worker.exposed_ms:.1f} ms of {worker.step_ms:.1f} ms"
+WINDOWS = RuleGroup("A profiler's window compared with the counters of the run")
+_WINDOW_FIGURES = ("window_exposed_ms", "window_step_ms")
+_BOTH_FIGURES = (*_WINDOW_FIGURES, "exposed_ms", "step_ms")
+_WINDOW = "{window_exposed_ms} of {window_step_ms}"
+_BOTH = f"Exposed communication per step is {_WINDOW} in the window and {{exposed_ms}} of {{step_ms}} by the counters"
+_ALONE = WINDOWS.rule(
+    "window-alone",
+    about="exposed communication that only the window shows",
+    message=f"Exposed communication per step is {_WINDOW} in the window; it is unknown elsewhere.",
+    figures=_WINDOW_FIGURES,
+)
+_AGREE = WINDOWS.rule(
+    "agree",
+    about="exposed communication that agrees",
+    message=f"{_BOTH}. They agree within {{apart:.1%}} of the step.",
+    figures=_BOTH_FIGURES,
+)
+
+
+def _difference(code: str, about: str, why: str, *figures: str) -> Rule:
+    return WINDOWS.rule(
+        code,
+        about=f"exposed communication that differs: {about}",
+        message=f"{_BOTH}. They differ by {{apart:.0%}} of the step{why}.",
+        figures=(*_BOTH_FIGURES, *figures),
+    )
+
+
+_FEW = _difference(
+    "few-steps", "the window is short", "; the window has too few steps ({window_steps}) to judge", "window_steps"
+)
+_LONGER = _difference(
+    "profiled-step",
+    "the profiler slows the training",
+    ", because the profiler made a step {longer:.0%} longer",
+    "longer",
+)
+_IDLE_GPU = _difference(
+    "idle-gpu",
+    "the GPU waits for the host",
+    ". The GPU computed for {busy_share:.0%} of the time. While it waits for the host and a collective runs, only "
+    "the trace counts that time as exposed: its figure is an upper bound",
+    "busy_share",
+)
+_UNEXPLAINED = _difference("unexplained", "nothing explains it", " for an unknown reason")
+_WINDOW_FITS = WINDOWS.rule(
+    "window-fits-nccl-test",
+    about="an nccl-test that confirms the window, not the counters",
+    message="At the rate of nccl-test {run_id}, the {size:.3g} MB of a step take {took_ms}: the window agrees "
+    "with that, but the counters show more.",
+    figures=("run_id", "took_ms"),
+)
+_COUNTERS_FIT = WINDOWS.rule(
+    "counters-fit-nccl-test",
+    about="an nccl-test that confirms the counters, not the window",
+    message="At the rate of nccl-test {run_id}, the {size:.3g} MB of a step take {took_ms}: the counters agree "
+    "with that, but the window shows more.",
+    figures=("run_id", "took_ms"),
+)
+_NO_KERNELS = WINDOWS.rule(
+    "no-kernels",
+    about="collectives that are not NCCL kernels",
+    message="The trace has {kernels:.0f} NCCL kernels per step for {calls:.0f} calls: collectives that use copy "
+    "engines or symmetric memory are not NCCL kernels, so the trace's communication lacks them.",
+    figures=("kernels", "calls"),
+)
+
+
+def _compare(
+    worker: WorkerTrace, counted: WorkerSplit | None, device: str, by_bytes: _ByBytes | None
+) -> Iterator[Finding]:
+    window = {"window_exposed_ms": worker.exposed_ms, "window_step_ms": worker.step_ms}
     counted_ms = None if counted is None else or_none(counted.exposed_ms)
     if counted is None or counted_ms is None or counted.step_ms <= 0:
-        return f"Exposed communication: {window} per step in the window; it is unknown elsewhere."
-    both = (
-        f"Exposed communication per step: {window} in the window, "
-        f"{counted_ms:.1f} ms of {counted.step_ms:.1f} ms by the counters"
-    )
-    apart = abs(worker.exposed_ms - counted_ms) / counted.step_ms
+        yield _ALONE.found(None, **window)
+        return
+    step_ms, more_ms = counted.step_ms, worker.exposed_ms - counted_ms
+    apart = abs(more_ms) / step_ms
+    longer = worker.step_ms / step_ms - 1
+    # What makes a trace show more exposed communication than the counters.
     if apart <= _AGREES:
-        return f"{both}: they agree within {apart:.1%} of the step."
-    why = _why_apart(worker, counted.step_ms, counted_ms, device)
-    decided = "" if by_bytes is None else _decided(by_bytes, worker.exposed_ms, counted_ms)
-    return f"{both}: they differ by {apart:.0%} of the step{why}.{decided}"
-
-
-def _decided(by_bytes: _ByBytes, traced_ms: float, counted_ms: float) -> str:
-    """Which of two figures can be true: exposed communication is no longer than the communication."""
-    most_ms = (1 + _RATE_VARIES) * by_bytes.took_ms
-    if (traced_ms <= most_ms) == (counted_ms <= most_ms):
-        return ""
-    true, other = ("window", "counters") if traced_ms <= most_ms else ("counters", "window")
-    verbs = ("agrees", "show") if true == "window" else ("agree", "shows")
-    return (
-        f" At the rate of nccl-test {by_bytes.run_id}, the {by_bytes.size_bytes / _BYTES_PER_MB:.3g} MB of a step take "
-        f"{by_bytes.took_ms:.3g} ms: the {true} {verbs[0]} with that, and the {other} {verbs[1]} more."
+        rule = _AGREE
+    elif worker.steps < _FEW_STEPS:
+        rule = _FEW
+    elif more_ms > 0 and longer > _SLOWED and apart <= longer + _AGREES:
+        rule = _LONGER
+    elif more_ms > 0 and device == "cuda" and worker.compute_ms < _BUSY * worker.step_ms:
+        rule = _IDLE_GPU
+    else:
+        rule = _UNEXPLAINED
+    yield rule.found(
+        None,
+        **window,
+        exposed_ms=counted_ms,
+        step_ms=step_ms,
+        apart=apart,
+        window_steps=worker.steps,
+        longer=longer,
+        busy_share=worker.compute_ms / worker.step_ms if worker.step_ms else None,
     )
+    if rule is not _AGREE and by_bytes is not None:
+        # Exposed communication is no longer than the communication.
+        most_ms = (1 + _RATE_VARIES) * by_bytes.took_ms
+        if (worker.exposed_ms <= most_ms) != (counted_ms <= most_ms):
+            size_mb = by_bytes.size_bytes / _BYTES_PER_MB
+            fits = _WINDOW_FITS if worker.exposed_ms <= most_ms else _COUNTERS_FIT
+            yield fits.found(None, run_id=by_bytes.run_id, size=size_mb, took_ms=by_bytes.took_ms)
 
 
-def _about_kernels(events: TraceEvents, called: Sequence[SeenCall]) -> str:
-    """That collectives were called which are no kernels of NCCL's in the trace."""
+def _judge_kernels(events: TraceEvents, called: Sequence[SeenCall]) -> Iterator[Finding]:
     calls = sum(call.count for call in called if call.op != "barrier" and call.ranks > 1)
     kernels = len(events.collectives) / len(events.steps)
     # Several calls may be one kernel (ncclGroupStart).
-    if events.device != "cuda" or kernels >= _MANY_KERNELS * calls:
-        return ""
-    return (
-        f" The trace has {kernels:.0f} NCCL kernels per step for {calls:.0f} calls: collectives by copy engines or "
-        "symmetric memory are not NCCL kernels, and are missing from its communication."
-    )
-
-
-def _why_apart(worker: WorkerTrace, step_ms: float, exposed_ms: float, device: str) -> str:
-    """What makes a trace show more exposed communication than the counters."""
-    apart = (worker.exposed_ms - exposed_ms) / step_ms
-    if worker.steps < _FEW_STEPS:
-        return f"; the window has too few steps ({worker.steps}) to judge"
-    longer = worker.step_ms / step_ms - 1
-    if worker.exposed_ms < exposed_ms:
-        return " for an unknown reason"
-    if longer > _SLOWED and apart <= longer + _AGREES:
-        return f", because the profiler made a step {longer:.0%} longer"
-    if device == "cuda" and worker.compute_ms < _BUSY * worker.step_ms:
-        busy = worker.compute_ms / worker.step_ms
-        return (
-            f". The GPU computed for {busy:.0%} of the time. While it waits for the host and a collective runs, only "
-            "the trace counts that time as exposed: its figure is an upper bound"
-        )
-    return " for an unknown reason"
+    if events.device == "cuda" and kernels < _MANY_KERNELS * calls:
+        yield _NO_KERNELS.found(None, kernels=kernels, calls=calls)
 
 
 def _waited_least(workers: Sequence[WorkerTrace]) -> WorkerTrace:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import msgspec
 
@@ -19,12 +19,12 @@ LAUNCH_US = 30.0
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement.
+    """A message to measure.
 
     Attributes:
         collective: one of COLLECTIVES.
-        size_bytes: S as nccl-tests counts it: of the whole buffer that is reduced, gathered, scattered or sent.
-        turns: parts into which its iterations are split, each after raw TCP around the ring of nodes; 0 is none.
+        size_bytes: size as nccl-tests counts it: of the whole buffer that is reduced, gathered, scattered or sent.
+        turns: number of parts of the iterations, which alternate with raw TCP around the ring of nodes; 0: no raw TCP.
     """
 
     collective: str = "all_reduce"
@@ -36,15 +36,16 @@ class CollectiveTest(msgspec.Struct, frozen=True, kw_only=True, tag="collective-
     """A size scan: collectives over messages.
 
     Attributes:
-        messages: what is measured, in order.
+        messages: messages to measure, in this order.
         dtype: element type, a key of DTYPE_BYTES.
         redop: the reduction, one of REDOPS; used only by all_reduce and reduce_scatter.
-        iters: timed iterations of each; fewer if they would exceed `max_seconds`, but at least `min_iters`.
-        warmup_iters: iterations before them.
-        check: how often the values of each are verified; 0 is never.
-        backend: `nccl`, `gloo`, Intel's `xccl`, Ascend's `hccl`, or None for that of the worker's accelerator.
+        iters: timed iterations per message; fewer if they would exceed `max_seconds`, but at least `min_iters`.
+        warmup_iters: warm-up iterations per message.
+        check: number of times to verify the values of each message; 0: never.
+        backend: `nccl`, `gloo`, Intel's `xccl`, Ascend's `hccl`, or None for the backend of the worker's accelerator.
     """
 
+    training: ClassVar[None] = None  # it trains nothing
     messages: tuple[Message, ...]
     dtype: str = "float"
     redop: str = "sum"
@@ -64,7 +65,7 @@ def check_choice(noun: str, choice: str, choices: Sequence[str]) -> str:
     """
     if choice in choices:
         return choice
-    hint = f"one of {', '.join(choices)}"
+    hint = f"use one of {', '.join(choices)}"
     if noun != "collective" and choice in COLLECTIVES:
         hint += f"; give a collective without an option: multinode nccl-test {choice}"
     raise UsageError(f"unknown {noun} {choice!r}", hint=hint)
@@ -111,6 +112,7 @@ PHASES = ("alone", "together")
 class DeviceTest(msgspec.Struct, frozen=True, kw_only=True, tag="device-test"):
     """What is measured on every worker's device."""
 
+    training: ClassVar[None] = None  # it trains nothing
     kinds: tuple[str, ...] = TEST_KINDS  # of TEST_KINDS
     # of DEVICE_DTYPES; empty takes all that the device supports, and for layers the usual one for training
     dtypes: tuple[str, ...] = ()

@@ -128,7 +128,7 @@ def require_directory(path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write an output file named by the user, replacing an earlier one."""
-    _write(path, "w", text, f"ls -ld {path.parent}")
+    _write(path, "w", text, f"ls -ld {shlex.quote(str(path.parent))}")
 
 
 def _write(path: Path, mode: str, text: str, hint: str) -> None:
@@ -137,6 +137,8 @@ def _write(path: Path, mode: str, text: str, hint: str) -> None:
             file.write(text)
     except FileExistsError:
         raise UsageError(f"{path} already exists", hint=hint) from None
+    except IsADirectoryError:
+        raise UsageError(f"{path} is a directory", hint="name a file in it") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a valid path"
         raise UsageError(f"{path} cannot be written: {reason}", hint=hint) from None
@@ -163,6 +165,7 @@ def choose_form(form: str | None, output: Path | None, endings: Mapping[str, str
     if by_ending is None:
         known_endings = ", ".join(filter(None, endings))
         raise UsageError(
-            (f"--output {output}: unknown format {output.suffix or 'without a suffix'}"), hint=f"one of {known_endings}"
+            (f"--output {output}: unknown format {output.suffix or 'without a suffix'}"),
+            hint=f"use one of {known_endings}",
         )
     return by_ending

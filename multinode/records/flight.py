@@ -79,7 +79,7 @@ class FlightDump(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[FlightEntry, ...]
     pg_config: dict[str, FlightGroup] = {}
     rank: int | None = None  # of ours; torch names the file by it
-    time_ns: int | None = None  # when it was written, on the node's wall clock, likewise
+    time_ns: int | None = None  # when it was written, on the node's wall clock; of ours
 
 
 _decoder = LineDecoder(FlightDump)

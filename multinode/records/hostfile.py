@@ -19,7 +19,7 @@ from multinode.records.settings import Settings
 from multinode.units import format_list
 
 HINT = (
-    "write one node per line, such as node1 slots=2; the first is node rank 0; for sample files: multinode init "
+    "write one node per line, such as node1 slots=2; the first is node rank 0; for sample files, run multinode init "
     "--example"
 )
 _NOT_UTF8 = "save it as UTF-8"
@@ -175,7 +175,8 @@ def find_hosts(
         return lab.hostfile, by or "the lab that was started in this directory"
     raise UsageError(
         "no hosts: give --hosts" + (", or --hosts lab for the lab that runs here" if lab is not None else ""),
-        hint="a hostfile, or a:2,b:2; or $MULTINODE_HOSTS, or hosts in multinode.toml; virtual nodes: multinode lab up",
+        hint="pass a hostfile or a:2,b:2, or set $MULTINODE_HOSTS or hosts in multinode.toml; for virtual nodes: "
+        "multinode lab up",
     )
 
 

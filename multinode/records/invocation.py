@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 # How a result is shown, and how a series is resumed: nothing of the training.
+_REPEATABLE = frozenset({"--set", "--env"})
 _OF_OUTPUT = frozenset({"--json", "--details", "--dry-run", "--fresh", "--retry-failed", "--quiet", "--verbose"})
 
 
@@ -60,6 +61,15 @@ class Invocation(msgspec.Struct, frozen=True, kw_only=True):
         kept = [option for option in self.options if option[0] in known and option[0] not in left_out]
         words = [*first, *(word for option in kept for word in option)]
         return f"multinode {verb}{_text(words, self.job if job is None else job)}"
+
+    def launch(self, options: str) -> str:
+        """The launch of the same training with more options, such as `--nodes 1`, in the place of those it has."""
+        more = shlex.split(options)
+        # What another verb takes over its nodes is its own.
+        known = {option[0] for option in self.options} if self.verb == "launch" else {"--hosts", *self.alike}
+        known -= _OF_OUTPUT | (set(more) - _REPEATABLE)
+        kept = (word for option in self.options if option[0] in known for word in option)
+        return f"multinode launch{_text((*kept, *more), self.job)}"
 
 
 def _text(options: Sequence[str], job: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from multinode.units import format_count, format_size, is_link_rate
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the workers of all nodes meet, and how many there are."""
+    """Address and port of the rendezvous, and the number of workers."""
 
     addr: str  # of node 0
     port: int
@@ -79,8 +79,10 @@ class NodePlan(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[int, ...] | None = None  # ids of the GPUs that its workers use; None where it has none
     command: Command
     files: tuple[PlanFile, ...] = ()  # what is written into the run directory first
-    # what a probe would have told and was taken for granted instead, beside what the endpoint assumes
+    # values that a probe would find and that are assumed instead, in addition to those of the endpoint
     assumed: tuple[str, ...] = ()
+    # port on which the job answers requests on this node; None if it answers none there
+    serves: int | None = None
     # where relative paths of what the job writes start, if that is not its directory, a copy of the code
     output_cwd: str | None = None
 
@@ -111,16 +113,16 @@ class TraceWindow(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int
     after: int = 10  # the step after which it starts; earlier if the training is too short
-    ranks: tuple[int, ...] = ()  # of the workers; where none is asked for, a plan has the first of each node
+    ranks: tuple[int, ...] = ()  # ranks to trace; empty: the first of each node
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """What is recorded of a run.
+    """What to record during a run.
 
     Attributes:
-        profile: whether the workers record the time of their steps.
-        trace: steps that torch.profiler records after the warm-up; None records none.
-        sample_interval_s: between two samples of a node's NICs, CPUs and GPUs.
+        profile: whether workers record the times of their steps.
+        trace: steps that torch.profiler records after the warm-up. None: no steps.
+        sample_interval_s: interval between samples of a node's NICs, CPUs and GPUs.
         nccl_inspector: whether NCCL's Inspector plugin records each operation.
     """
 
@@ -131,23 +133,27 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, laid out over the nodes.
+    """The command and place of every node for a job.
 
     Attributes:
-        engine: what starts the workers, by name (job/engines/engine.py).
+        engine: name of the engine, which starts the workers (job/engines/engine.py).
         job: the job in a few words, for people.
-        config_path: the YAML as the user named it; empty for a script.
-        observation: what is recorded of it.
-        levers: what changes the training itself, without those that have no effect on one node.
-        test: what a benchmark measures; None of any other job.
-        code: the files that the job runs in, where they are copied to the nodes first.
-        command: the command line that asked for it; None if none did, as from Python.
+        framework: framework of the training (job/frameworks); empty for a script.
+        verb: verb of the framework, such as the kind of training; empty: the first one.
+        config_path: path of the YAML, as the user gave it; empty for a script.
+        observation: what to record during the run.
+        levers: options that change the training itself, without those that have no effect on one node.
+        test: what a benchmark measures; None for any other job.
+        code: files that are copied to the nodes first, and in which the job runs.
+        command: command line of the launch; None if there is none, as from Python.
     """
 
     schema: str = "multinode.plan/2"
     run_id: str
     engine: str
     job: str
+    framework: str = ""
+    verb: str = ""
     config_path: str = ""
     rendezvous: Rendezvous
     observation: Observation = Observation()
@@ -221,9 +227,12 @@ def plan_text(plan: LaunchPlan) -> str:
 
 
 def _describe_workers(plan: LaunchPlan) -> str:
+    workers = format_count(plan.world_size, "worker")
+    if len(plan.nodes) == 1:
+        return f"{workers} on 1 node"
     if len(set(plan.workers)) > 1:
-        return f"{plan.world_size} workers on {len(plan.nodes)} nodes: {', '.join(map(str, plan.workers))}"
-    return f"{plan.world_size} workers, {plan.workers[0]} on each of {len(plan.nodes)} nodes"
+        return f"{workers} on {len(plan.nodes)} nodes: {', '.join(map(str, plan.workers))}"
+    return f"{workers}, {plan.workers[0]} on each of {len(plan.nodes)} nodes"
 
 
 def _node_text(node: NodePlan) -> str:

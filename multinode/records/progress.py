@@ -20,6 +20,7 @@ from multinode.records.samples import (
     DdpSample,
     DeviceWaitSample,
     GpuSample,
+    ListeningSample,
     LossSample,
     ModelSample,
     NicSample,
@@ -173,7 +174,7 @@ class NicRate(msgspec.Struct, frozen=True, kw_only=True):
     """Traffic of a NIC between two samples; both rates are None if its counters restarted."""
 
     sample: NicSample  # the later one
-    in_gbit_per_s: float | None = None  # as counted, including headers; likewise `out_gbit_per_s`
+    in_gbit_per_s: float | None = None  # as counted, including headers; also `out_gbit_per_s`
     out_gbit_per_s: float | None = None
 
     @property
@@ -201,6 +202,7 @@ class NodeProgress(msgspec.Struct, kw_only=True):
     state: str = "waiting"  # `waiting`, `starting`, `running`, `stopping`, `ended` or `lost`
     message: str = ""  # a short line on the state, such as how it ended
     stage: str = ""  # what its workers do before their first step; empty while their program starts and imports
+    port: int | None = None  # on which it answers requests; None until it listens there
     step: int | None = None  # last step finished by a worker of this node; for a benchmark, messages or tests measured
     total_steps: int | None = None
     recent_us: tuple[float, ...] = ()  # the most recent step times of its first worker, oldest first
@@ -212,7 +214,7 @@ class NodeProgress(msgspec.Struct, kw_only=True):
     # of the busiest NIC between its last two samples. A bond and its NICs count the same bytes, so they are not added
     # up.
     net_in_gbit_per_s: float | None = None
-    net_out_gbit_per_s: float | None = None  # likewise
+    net_out_gbit_per_s: float | None = None  # of the busiest NIC between its last two samples
     ifname: str | None = None
     link_gbit_per_s: float | None = None
     gpus: dict[int, GpuSample] = {}
@@ -225,6 +227,8 @@ class NodeProgress(msgspec.Struct, kw_only=True):
         """Its state in a few words, with the stage until the first step."""
         if self.message or self.step is not None or self.state not in {"waiting", "running"}:
             return self.message or self.state
+        if self.port is not None:
+            return f"ready: listens on port {self.port}"
         return "connecting" if self.state == "waiting" else f"running, {self.stage or 'importing'}"
 
     @property
@@ -304,7 +308,7 @@ class NodeProgress(msgspec.Struct, kw_only=True):
         for sample in samples:
             self._take(sample)
 
-    def _take(self, sample: Sample) -> None:  # noqa: C901 - one line a kind of record
+    def _take(self, sample: Sample) -> None:  # noqa: C901, PLR0912 - one line a kind of record
         match sample:
             case StepSample():
                 self._take_step(sample)
@@ -323,6 +327,8 @@ class NodeProgress(msgspec.Struct, kw_only=True):
                 self.gpus = _with_device(self.gpus, sample.index, sample)
             case AveragingSample():
                 self.round_steps = max(1, min(sample.every, _MOST_FOLLOWED))
+            case ListeningSample():
+                self.port = sample.port
             case WorkerSample():
                 self.stage = FIRST_STEP
             case ModelSample(device=str()):
@@ -455,10 +461,14 @@ NODE_FIGURES: tuple[Figure[float], ...] = (
     ),
     Figure("tgs", "TGS", form="whole", about="tokens per second and worker, over the last steps"),
     Figure("loss", "loss", form="four_digits", about="last logged loss"),
-    Figure("exposed_share", "exposed", "comm", "percent", "exposed communication over step time, over the last steps"),
+    Figure(
+        "exposed_share", "exposed", "comm", "percent", "exposed communication divided by step time, over the last steps"
+    ),
     Figure("net_in_gbit_per_s", "net in", "Gbit/s", "thousandths", "received by the node's busiest NIC"),
     Figure("net_out_gbit_per_s", "net out", "Gbit/s", "thousandths", "sent by the node's busiest NIC"),
-    Figure("link_share", "of", "link", "percent", "busier direction of the data-plane NIC over its line rate"),
+    Figure(
+        "link_share", "of", "link", "percent", "busier direction of the data-plane NIC, as a share of its line rate"
+    ),
     Figure("gpu_percent", "SM", "(%)", "whole", "SM use of the node's GPUs, mean"),
     Figure("gpu_memory_gib", "mem", "(GiB)", "tenths", "memory in use on the fullest GPU"),
     Figure("gpu_power_w", "power", "(W)", "whole", "power draw of a GPU, mean"),

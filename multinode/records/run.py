@@ -43,7 +43,7 @@ class ProcessDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     role: str  # `worker`, or `launcher` for the processes above the workers
     pid: Annotated[int, Meta(ge=1)]
     rank: int | None = None  # global rank; None for a launcher
-    local_rank: int | None = None  # likewise
+    local_rank: int | None = None  # None for a launcher
     command: str | None = None
     state: str  # the kernel's letter (proc(5)); `state_words` explains it
     state_words: str = ""
@@ -97,10 +97,10 @@ class Stall(Finding, frozen=True, kw_only=True):
 
     time_s: float  # when it was noticed, on the controller's wall clock
     silent_s: float  # since the last sign of progress
-    node_rank: int | None = None  # of the node to blame; likewise `rank`, of the worker, and its `stack`
+    node_rank: int | None = None  # of the node to blame; also `rank`, of the worker, and its `stack`
     rank: int | None = None
     stack: str = ""
-    resumed_s: float | None = None  # when the run made progress again, likewise; None if it did not before its end
+    resumed_s: float | None = None  # the time of the next progress; None if there was none before its end
 
 
 class StallRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +125,7 @@ _STOPPED_BY = {
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a run failed: the first thing that went wrong."""
+    """Why a run failed: its first failure."""
 
     node: str
     node_rank: int
@@ -176,7 +176,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     last_step: int = 0  # optimizer steps done when it ended
     first_failure: Failure | None = None
     lost_steps: int | None = None  # steps that the next attempt repeated; None for the last one
-    # from its failure to the start of the next attempt, plus the time of the lost steps; likewise
+    # from its failure to the start of the next attempt, plus the time of the lost steps; None for the last one
     lost_s: float | None = None
     not_restarted: str | None = None  # why no attempt follows; None if one does, or if it succeeded
 
@@ -338,7 +338,7 @@ class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
 
     schema: str = "multinode.early-verdict/2"
     now: Projection | None = None  # the run as it is; its speed-up is 1 by definition
-    # the first node alone with its workers of this run, predicted; None with a reason in `reason`
+    # the first node alone with its workers of this run, predicted; None if that is unknown, as `findings` say
     one_node: Projection | None = None
     best: BestChange | None = None  # None where no setting pays, or none could be predicted
     # whether the training fits one node's memory: `fits`, `too_small` or `unknown`
@@ -347,8 +347,7 @@ class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
     gpu_gib: float | None = None  # memory of its GPU, if `too_small`
     shortfall: Finding | None = None  # the run is slower than its network allows; None if it is not, or unknown
     core_wait_ms: float | None = None  # time per step that the first node's workers waited for CPU cores, if relevant
-    reason: str = ""  # why there is no prediction; may be empty
-    sentence: str = ""  # the verdict in one line
+    findings: tuple[Finding, ...] = ()  # which is faster; the time left or the best change; what limits the verdict
 
     @property
     def is_certain(self) -> bool:
@@ -368,10 +367,3 @@ class EarlyVerdict(RunSteps, frozen=True, kw_only=True):
     def favours_one_node(self) -> bool:
         """Whether the whole interval favors one node, and its memory suffices."""
         return self.one_node is not None and self.one_node.speedup.low > 1 and self.memory == "fits"
-
-
-def unknown_verdict(steps: RunSteps, reason: str) -> EarlyVerdict:
-    """No verdict, with this reason."""
-    text = f"unknown whether 1 node would be faster than {steps.nodes}: {reason}"
-    sentence = f"Early verdict ({format_count(steps.recorded, 'step')}): {text}"
-    return EarlyVerdict(**msgspec.structs.asdict(steps), reason=reason, sentence=sentence)

@@ -136,7 +136,8 @@ class RunDirectory:
             except OSError as error:
                 if error.errno in _NO_LOCKS:
                     _LOG.warning(
-                        "the file system of %s has no locks (%s): make sure that only one multinode follows run %s",
+                        "the file system of %s has no locks (%s): make sure that only one multinode process follows "
+                        "run %s",
                         self.path, error.strerror, self.run_id,
                     )  # fmt: skip
                     yield
@@ -145,7 +146,7 @@ class RunDirectory:
                     raise MultinodeError(f"{self.path / _LOCK} cannot be locked: {error.strerror}") from error
                 pid = os.pread(fd, 20, 0).decode(errors="replace").strip()
                 raise AlreadyFollowed(
-                    f"another multinode (pid {pid}) already follows run {self.run_id}",
+                    f"another multinode process (pid {pid}) is already following run {self.run_id}",
                     hint=f"watch its output: multinode logs -f {self.run_id}",
                 ) from None
             os.ftruncate(fd, 0)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from multinode.decoding import convert, decode_json, is_printable_json, printable_values
+from multinode.stats.unknown import Unknown
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 """A node's count, 0 or more. Larger figures are invalid: sums of these stay within a float."""
@@ -43,19 +44,23 @@ class NoteSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
         return f"{_UNSAMPLED.get(self.lacks, '')}{self.message}"
 
 
-class TokenWork(msgspec.Struct, frozen=True, kw_only=True):
+class TokenWork(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="work"):
     """The weights of a model that one token is multiplied with; FLOPs per token follow from them."""
 
     trained: Count = 0  # that are trained
     passed: Count = 0  # frozen, with a gradient that passes through them
     frozen: Count = 0  # frozen, before all that is trained
     attention_width: Count | None = None  # of the queries, all layers together that see all tokens; None if unknown
-    sliding_width: Count = 0  # likewise, of layers that see the last `window` tokens
+    sliding_width: Count = 0  # of the queries, all layers together that see the last `window` tokens
     window: Count = 0
     experts: str = ""  # that a token is sent to, `2 of 8`: their share is counted; empty without experts
     left_out: Count = 0  # parameters of encoders of images and sound, which see no tokens
     recomputed: Count = 0  # of all of them, those whose forward pass is repeated in the backward pass
-    reason: str = ""  # why nothing is known; else empty
+
+    @property
+    def active(self) -> int:
+        """All weights that one token is multiplied with."""
+        return self.trained + self.passed + self.frozen
 
 
 class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="model"):
@@ -65,9 +70,9 @@ class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     wrapper: str  # `ddp`, `deepspeed`, `fsdp` (FullyShardedDataParallel), `fsdp2` (fully_shard) or `none`
     zero_stage: Count | None = None  # DeepSpeed's; None without it
     parameters: Count  # of the whole model, sharded or not
-    trainable: Count  # those with gradients
+    trainable: Count  # parameters with gradients
     dtypes: dict[str, Count] = {}  # number of parameters by dtype (`bfloat16`)
-    trainable_dtypes: dict[str, Count] = {}  # likewise, of the trainable ones
+    trainable_dtypes: dict[str, Count] = {}  # number of trainable parameters by dtype
     accumulation: Count | None = None  # micro-batches per step, if the framework reports it
     dataset_samples: Count | None = None  # samples in the training set, over all workers, if the Trainer reports it
     device: str | None = None  # `cpu` or `cuda`; `device_name` is the GPU's name
@@ -76,11 +81,11 @@ class ModelSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     # of accelerate (`bf16`, `fp16` or `fp8`), else of torch.autocast; None without either
     mixed_precision: str | None = None
     tf32: bool | None = None  # whether a GPU multiplies fp32 matrices as tf32; None if unknown
-    # those that decide the communication: for DDP `bucket_cap_mb`, `find_unused_parameters`, `static_graph`,
+    # settings that decide the communication: for DDP `bucket_cap_mb`, `find_unused_parameters`, `static_graph`,
     # `comm_hooks`; for DeepSpeed `overlap_comm`, `reduce_bucket_size`, `communication_dtype` and others; for FSDP
     # `reshard_after_forward`
     settings: dict[str, str | int | float | bool | None] = {}
-    token_work: TokenWork | None = None  # of one worker's model; None if its modules are unknown
+    token_work: TokenWork | Unknown | None = None  # of one worker's model; None if its modules are unknown
 
 
 class GroupSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="group"):
@@ -214,7 +219,7 @@ class SpeedSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     calls: Count = 1
     graph: bool = False  # whether the calls were replayed as a CUDA graph, without launches by Python
     began_mono_ns: Count | None = None  # the node's monotonic clock at the start of the timed calls
-    ended_mono_ns: Count | None = None  # likewise, at their end
+    ended_mono_ns: Count | None = None  # the node's monotonic clock at the end of the timed calls
     error: str | None = None  # why it could not be measured; None if it was
 
 
@@ -237,9 +242,9 @@ class NicBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Growth of a NIC's counters."""
 
     tx_bytes: Count  # sent, including Ethernet headers, without frame check sequences
-    rx_bytes: Count  # received, likewise
+    rx_bytes: Count  # received, including Ethernet headers, without frame check sequences
     tx_packets: Count | None = None  # None if packets are not counted (RDMA, which counts payload)
-    rx_packets: Count | None = None  # likewise
+    rx_packets: Count | None = None  # None if packets are not counted
 
 
 class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
@@ -261,7 +266,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     # padding if that is known.
     squared_lengths: Count | None = None
     # the part of `tokens` whose masks were not counted: `effective_tokens` and `squared_lengths` assume that they are
-    # like those before. None is 0.
+    # like the counted masks. None is 0.
     estimated_tokens: Count | None = None
     # host time of this step by phase, innermost only: `data` (waiting for a batch), `forward`, `backward`, `optimizer`,
     # `comm` (blocked in a collective), `comm_local` (blocked in one of workers that are all on this node, of several).
@@ -276,7 +281,7 @@ class StepSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     nics: dict[str, NicBytes] | None = None
     # peak allocation on the GPU, or resident memory of the process; at most once per second
     peak_memory_bytes: Count | None = None
-    peak_reserved_bytes: Count | None = None  # peak reserved by torch's allocator on the GPU; likewise
+    peak_reserved_bytes: Count | None = None  # peak reserved by torch's allocator on the GPU; at most once per second
 
 
 class LossSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="loss"):
@@ -341,6 +346,12 @@ class NicSample(NicBytes, frozen=True, kw_only=True, tag_field="kind", tag="nic"
     symbol_errors: Count | None = None
 
 
+class ListeningSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="listening"):
+    """A process of the job listens on the port on which the job serves, for the first time."""
+
+    port: Count
+
+
 class NcclWarningSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nccl_warning"):
     """A WARN line of NCCL's log, read after the job failed; `time_s` is the time of reading."""
 
@@ -373,7 +384,7 @@ class CgroupSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     quota_cores: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
     throttled_us: Total  # time throttled
     periods: Count  # enforcement periods
-    throttled_periods: Count  # those in which it was throttled
+    throttled_periods: Count  # periods in which it was throttled
 
 
 class CpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="cpu"):
@@ -382,8 +393,8 @@ class CpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     time_s: float  # the node's wall clock
     mono_ns: Count  # the node's monotonic clock
     busy_percent: Percent | None = None  # of all cores, since the previous sample
-    iowait_percent: Percent | None = None  # idle while waiting for a disk, likewise
-    steal_percent: Percent | None = None  # taken by the hypervisor, likewise
+    iowait_percent: Percent | None = None  # idle while waiting for a disk, since the previous sample
+    steal_percent: Percent | None = None  # taken by the hypervisor, since the previous sample
     job_cores: Gauge | None = None  # cores used by the job's processes since the previous sample
     memory_available_gib: Gauge | None = None  # memory that the job can still allocate
     memory_total_gib: Gauge | None = None  # limit of the machine or of the job's cgroups, whichever is smaller
@@ -407,9 +418,9 @@ class GpuSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     pcie_gen: Count | None = None  # current generation
     pcie_gen_max: Count | None = None  # maximum of GPU and slot
     pcie_width: Count | None = None  # current lanes
-    pcie_width_max: Count | None = None  # likewise
+    pcie_width_max: Count | None = None  # maximum lanes of GPU and slot
     pcie_rx_gb_per_s: float | None = None  # into the GPU, over the last 20 ms
-    pcie_tx_gb_per_s: float | None = None  # out of the GPU, likewise
+    pcie_tx_gb_per_s: float | None = None  # out of the GPU, over the last 20 ms
     # reasons for reduced clocks, by NVML's names (`sw_power_cap`, `hw_thermal_slowdown`, ...)
     throttle: tuple[str, ...] = ()
     energy_j: Total | None = None  # since the driver was loaded
@@ -522,6 +533,7 @@ Sample = (
     | TcpSample
     | CgroupSample
     | KernelSample
+    | ListeningSample
     | NcclWarningSample
     | DeviceSample
     | SpeedSample

@@ -32,7 +32,7 @@ def blocks_csv(answers: Iterable[tuple[str, Iterable[Block]]]) -> str:
     writer.writerow(_COLUMNS)
     for run, blocks in answers:
         named: Counter[str] = Counter()
-        for block in page_blocks(blocks):
+        for block in page_blocks(blocks, csv=True):
             name = _name(block)
             named[name] += 1
             table = name if named[name] == 1 else f"{name} {named[name]}"

@@ -8,6 +8,7 @@ Foreign text (output and names of nodes) is harmless in each: it never becomes m
 from __future__ import annotations
 
 import html
+import itertools
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,6 +32,7 @@ class Column(msgspec.Struct, frozen=True):
     words: bool = False  # whether it contains text (left-aligned, may wrap) or figures
     widest: int = 0  # characters of text on a terminal before it wraps; 0 is what fits
     marks: bool = False  # whether it contains short signs, which are centered
+    only_csv: bool = False  # whether only a CSV file has it
 
 
 Detail = Literal["always", "brief", "full", "screen", "page"]
@@ -54,6 +56,15 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     dense: bool = False  # without padding on a terminal: a matrix of many columns
     split: int = 0  # most columns of figures beside each other on a terminal; the first stays beside all others
     detail: Detail = "always"
+
+    @property
+    def shown(self) -> Sheet:
+        """The table without the columns that only a CSV file has."""
+        kept = [not column.only_csv for column in self.columns]
+        if all(kept):
+            return self
+        rows = tuple(tuple(itertools.compress(row, kept)) for row in self.rows)
+        return msgspec.structs.replace(self, columns=tuple(itertools.compress(self.columns, kept)), rows=rows)
 
 
 class Prose(msgspec.Struct, frozen=True):
@@ -136,15 +147,15 @@ class Later(msgspec.Struct, frozen=True):
 Block = Sheet | Prose | Labels | NextCommand | Tiles | Charts | Fitting | Later
 
 
-def page_blocks(blocks: Iterable[Block]) -> Iterator[Block]:
-    """The blocks that a page and Markdown have, each with something in it."""
+def page_blocks(blocks: Iterable[Block], *, csv: bool = False) -> Iterator[Block]:
+    """The blocks that a page, Markdown and a CSV file have, each with something in it."""
     for block in joined_labels(block for block in blocks if block.detail in ON_PAGE):
         if isinstance(block, Later):
-            yield from page_blocks(block.make())
+            yield from page_blocks(block.make(), csv=csv)
         elif isinstance(block, Fitting):
-            yield from page_blocks(block.choices[0])
+            yield from page_blocks(block.choices[0], csv=csv)
         elif not is_empty(block) and not isinstance(block, NextCommand):
-            yield block
+            yield block.shown if isinstance(block, Sheet) and not csv else block
 
 
 def joined_labels(blocks: Iterable[Block]) -> Iterator[Block]:

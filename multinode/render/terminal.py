@@ -60,7 +60,7 @@ def _is_one_text(above: Block, below: Block) -> bool:
 
 def _parts(block: Block, *, details: bool, width: int) -> Iterator[Part]:
     if isinstance(block, Sheet):
-        for number, part in enumerate(_beside(block)):
+        for number, part in enumerate(_beside(block.shown)):
             if number:
                 yield ""
             if part.title:

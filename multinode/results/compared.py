@@ -23,23 +23,22 @@ from multinode.network.scan_changes import compare_scans
 from multinode.network.size_scan import ScanReport
 from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import Block, Detail, Prose, Sheet
+from multinode.results.result_files import RESULT_FILES
 from multinode.stats.estimate import Estimate, exactly
 from multinode.sweep.cells import CellTable
 from multinode.sweep.sweep import load_table, load_tables
-from multinode.units import format_count
+from multinode.units import format_count, format_figure
 
-# Results that are compared figure by figure, and what names an element of a list in them.
-_RESULTS = ("bench.json", "contrast.json", "tuning.json", "tune.json", "summary.json")
+# What names an element of a list in a document.
 _NAMES = ("node", "name", "label", "role", "rank", "size_bytes", "nodes")
-# How sure a figure is, and not a figure itself.
-_ASIDE = frozenset({"interval", "cv", "timings", "forecast", "steps", "time_s"})
-_NOTICEABLE = 0.02
+# How sure a figure is, and what a finding repeats of the figures.
+_ASIDE = frozenset({"interval", "cv", "timings", "forecast", "steps", "time_s", "figures"})
 
 
 class ComparedRecords(msgspec.Struct, frozen=True, kw_only=True):
     """Two records figure by figure, in the order of the first.
 
-    Units are part of the figures' names. Of a figure without an interval, more than 2% is a change.
+    Units are part of the figures' names. A figure without an interval is not judged.
     """
 
     schema: str = "multinode.comparison/2"
@@ -56,7 +55,7 @@ def compare_records(
     Args:
         root: directory of all runs.
         first: an id, the beginning of one, or `last`.
-        second: likewise; it is held against the first.
+        second: an id, the beginning of one, or `last`; it is held against the first.
         anyway: whether trainings that were not the same are compared all the same, and marked.
 
     Raises:
@@ -71,21 +70,21 @@ def compare_records(
     if scans[0] is not None and scans[1] is not None:
         return msgspec.structs.replace(scans[1], changes=compare_scans(scans[0], scans[1]))
     kinds = [run.kind if (run := directory.read_run()) is not None else "unknown" for directory in directories]
-    file = next(
-        (file for file in _RESULTS if all((directory.path / file).is_file() for directory in directories)), None
-    )
+    files = (*(result.name for result in RESULT_FILES if result.is_whole), "summary.json")
+    file = next((file for file in files if all((directory.path / file).is_file() for directory in directories)), None)
     if "tuning" not in kinds and all(load_table(directory) is not None for directory in directories):
         return load_tables(root, names)
     if file is None:
         raise UsageError(
-            f"run {names[0]} is of kind {kinds[0]}, and {names[1]} of kind {kinds[1]}: they have no figures in common",
+            f"run {names[0]} is of kind {kinds[0]}, but run {names[1]} is of kind {kinds[1]}: they have no figures in "
+            f"common",
             hint="name two runs of one kind; list them: multinode runs; for one run: multinode show RUN",
         )
     if file == "summary.json":
         return compare_runs(root, first, second, anyway=anyway)
     before, now = (_frame(directory.read(file, dict[str, Any]) or {}) for directory in directories)
     figures = compare_frames(before, now, VALUE, NAME.tell)
-    return ComparedRecords(kind=kinds[1], run_ids=names, figures=tuple(map(_noticed, figures)))
+    return ComparedRecords(kind=kinds[1], run_ids=names, figures=figures)
 
 
 NAME = Figure[str]("name", "figure", about="keys that lead to it in the document")
@@ -93,14 +92,17 @@ VALUE = Figure[Estimate]("value", "value", form="interval", about="figure of a s
 
 
 def show(compared: ComparedRecords) -> Iterator[Block]:
-    """The figures that changed; in detail all."""
-    changed = [figure for figure in compared.figures if figure.changed]
-    left_out = len(compared.figures) - len(changed)
-    within = f"{format_count(left_out, 'figure')} within their intervals, or within 2%: --details" if left_out else ""
-    if not changed:
+    """The figures that changed, and those that differ and have no interval; in detail all."""
+    told = [figure for figure in compared.figures if figure.changed or _is_unjudged(figure)]
+    unjudged, left_out = sum(map(_is_unjudged, told)), len(compared.figures) - len(told)
+    notes = [
+        *([f"not judged because they have no interval: {format_count(unjudged, 'figure')}"] if unjudged else ()),
+        *([f"equal, or within their intervals: {format_count(left_out, 'figure')} (--details)"] if left_out else ()),
+    ]
+    if not told:
         yield Prose(f"{_title(compared)}: no figure changed", "lead", detail="brief")
-        yield Prose(within, "note", detail="brief")
-    yield _sheet(compared, changed, [within] if within else (), "brief")
+        yield from (Prose(note, "note", detail="brief") for note in notes)
+    yield _sheet(compared, told, notes, "brief")
     yield _sheet(compared, compared.figures, (), "full")
 
 
@@ -113,11 +115,10 @@ def _sheet(compared: ComparedRecords, shown: Iterable[ComparedFigure], notes: Se
     return frame.sheet(notes=notes, detail=detail)
 
 
-def _noticed(figure: ComparedFigure) -> ComparedFigure:
-    if figure.changed is not None:
-        return figure
-    changed = abs(figure.second.value - figure.first.value) > _NOTICEABLE * abs(figure.first.value)
-    return msgspec.structs.replace(figure, changed=changed)
+def _is_unjudged(figure: ComparedFigure) -> bool:
+    # Figures that are written alike are equal to their reader.
+    first, second = (format_figure(each.value, digits=4) for each in (figure.first, figure.second))
+    return figure.changed is None and first != second
 
 
 def _frame(document: dict[str, Any]) -> Frame:

@@ -12,9 +12,10 @@ from multinode.bench.measure import load_bench
 from multinode.bench.screen import show as show_bench
 from multinode.contrast.figures import Contrast
 from multinode.contrast.screen import show as show_contrast
-from multinode.contrast.side import OtherContrast, load_contrast
+from multinode.contrast.side import load_contrast
 from multinode.contrast.unfinished import load_unfinished
 from multinode.contrast.unfinished import show as show_unfinished
+from multinode.findings.finding import Finding
 from multinode.launch.outcome import show as show_outcome
 from multinode.launch.outcome import show_details
 from multinode.network.measure import load_scan
@@ -43,16 +44,17 @@ class ResultFile(msgspec.Struct, frozen=True):
     read: Callable[[RunDirectory], Any]  # None where a run has no such file
     show: Callable[[Any], Iterable[Block]]
     fits: bool = False  # whether `show` takes the width of a terminal too
+    is_whole: bool = True  # whether it has figures to compare, or says how far the run is
 
 
-def _show_contrast(contrast: Contrast | OtherContrast) -> Iterable[Block]:
-    return show_contrast(contrast) if isinstance(contrast, Contrast) else (Prose(contrast.sentence, "strong"),)
+def _show_contrast(contrast: Contrast | Finding) -> Iterable[Block]:
+    return show_contrast(contrast) if isinstance(contrast, Contrast) else (Prose(contrast.message, "strong"),)
 
 
 RESULT_FILES = (
     ResultFile("tuning.json", read_tuning, show_tuning),
     ResultFile("contrast.json", load_contrast, _show_contrast),
-    ResultFile("grid.json", load_unfinished, show_unfinished),
+    ResultFile("grid.json", load_unfinished, show_unfinished, is_whole=False),
     ResultFile("sweep.json", load_table, show_table, fits=True),
     ResultFile("bench.json", load_bench, show_bench),
     ResultFile("nccl-test.json", load_scan, show_scan),

@@ -86,7 +86,7 @@ _CELLS = "cells.csv"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs that are reported on."""
+    """The runs of a report."""
 
     runs: tuple[StoredRun, ...]
 
@@ -168,7 +168,9 @@ def answer_document(report: Report) -> object:
     if report.cells is not None:
         return report.cells
     if len(report.runs) > 1:
-        raise UsageError("JSON has one run, or the tables of several", hint="multinode show RUN --json, for each")
+        raise UsageError(
+            "JSON contains one run, or the tables of several runs", hint="multinode show RUN --json, for each"
+        )
     run = report.runs[0]
     table = run.result(load_table)
     return table if table is not None else run.document()

@@ -22,18 +22,13 @@ from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
 from multinode.records.run import VERDICT_FILE, EarlyVerdict, Run
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
 from multinode.runs.devices import devices_of
-from multinode.runs.document import RunDocument
+from multinode.runs.document import RESULTS, RunDocument
 from multinode.stats.unknown import or_none
 
 T = TypeVar("T")
 
 # What is read from disk, of which the rest follows.
 _PARTS = {"run", "plan", "summary", "workload", "facts", "cluster", "verdict", "observed", "model", "results"}
-
-# Results beside a run's record and figures, each in a file of its name.
-_RESULTS = ("contrast", "nccl-test", "sweep", "bench", "tune", "tuning")
-# Consists of runs; the controller holds the directory until the end.
-_HELD = frozenset({"bench", "sweep", "tune", "tuning"})
 
 
 class StoredRun:
@@ -81,7 +76,8 @@ class StoredRun:
         run = self.directory.read_run()
         if run is None:
             raise UsageError(f"{self.directory.path} is not a run: it has no run.json")
-        held = run.has_parts and (run.kind in _HELD or bool(run.attempts))
+        # The controller holds the directory of what consists of runs until the end.
+        held = run.has_parts and (run.kind != "launch" or bool(run.attempts))
         if run.status == "running" and held and not self.directory.is_locked:
             return msgspec.structs.replace(run, status="stopped")
         return run
@@ -176,7 +172,7 @@ class StoredRun:
 
     @cached_property
     def price_purchase(self) -> float | None:
-        """To buy its nodes, likewise."""
+        """The price to buy its nodes; None if unknown."""
         return self._price("purchase")
 
     def _price(self, kind: Literal["hourly", "purchase"]) -> float | None:
@@ -238,8 +234,7 @@ class StoredRun:
         """
         record = run or self.run
         fields: dict[str, Any] = {name: getattr(record, name) for name in Run.__struct_fields__ if name != "schema"}
-        for name in _RESULTS:
-            fields[name.replace("-", "_")] = self.directory.read(f"{name}.json", dict[str, Any])
+        fields |= {name: self.directory.read(file, dict[str, Any]) for name, file in RESULTS.items()}
         return RunDocument(
             **fields,
             directory=str(self.directory),

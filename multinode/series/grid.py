@@ -16,12 +16,44 @@ from typing import Any
 import msgspec
 
 from multinode.cluster.cluster import REACHING, Node
-from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
+from multinode.findings.finding import Finding, message_of
+from multinode.findings.rule import RuleGroup
+from multinode.job.job import Job
 from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import Benchmark
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.secret_values import is_secret
 from multinode.units import format_count, format_figure
+
+ENDS = RuleGroup("Why a cell of a series has no figures, or a repeat of it")
+NO_FIGURES = ENDS.rule("no-figures", about="a run without figures", message="{lacks}")
+_TOO_SHORT = ENDS.rule(
+    "too-short", about="a run that was stopped in time without figures", message="{lacks}: use a larger --minutes"
+)
+_FAILED = ENDS.rule("failed", about="the first failure of a run", message="{node}: {failure}")
+_KILLED = ENDS.rule(
+    "killed",
+    about="processes that the kernel killed",
+    message="{node}: the kernel killed {processes} because memory ran out",
+    figures=("oom_kills",),
+)
+_ENDED = ENDS.rule(
+    "ended", about="a run that ended without a failure", message="the run ended as {status}", figures=("status",)
+)
+_STOPPED = ENDS.rule("stopped", about="a run that was stopped", message="it was stopped")
+BY_ANOTHER = ENDS.rule(
+    "stopped-by-another", about="a run that another command stopped", message="another multinode stopped it"
+)
+CUT_OFF = ENDS.rule("cut-off", about="a run without a controller", message="its controller was killed")
+REFUSED = ENDS.rule("refused", about="a run that could not be made", message="{error}")
+NO_NODES = ENDS.rule("no-nodes", about="a step of bench without nodes", message="its nodes have failed")
+_REPEAT = ENDS.rule("repeat", about="a repeat; the others keep their figures", message="a repeat {how}: {why}")
+_LARGER = ENDS.rule(
+    "larger-batch",
+    about="a cell that needs more memory than one that ran out of it",
+    message="{small} already ran out of {memory}",
+    figures=("small",),
+)
 
 BATCH = "per_device_train_batch_size"
 """The setting whose larger values need more memory."""
@@ -43,8 +75,8 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[int, ...]  # numbers of nodes, from the top of the hostfile
     workers_per_node: tuple[int | None, ...] = (None,)  # on each; None uses the hostfile
     repeats: int = 1  # measurements per cell
-    # whether repeats are interleaved, every second round in reverse, so that drift affects all; otherwise those of a
-    # cell are consecutive
+    # whether repeats are interleaved, every second round in reverse, so that drift affects all; otherwise the
+    # repeats of a cell are consecutive
     interleave: bool = True
 
 
@@ -70,7 +102,7 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
     failed_runs: int = 0  # failed runs that are not repeated
     took_s: tuple[float, ...] = ()  # wall time of every judged run, including overhead
     out_of: str | None = None  # whose memory ran out: `gpu`, or `node` (kernel OOM killer); None in other states
-    reason: str = ""  # why it or a repeat was skipped or failed, or what ran out where; otherwise empty
+    why: Finding | None = None  # it or a repeat was skipped or failed, or what ran out where
     failure: Failure | None = None  # the first failure of its runs, if any
     last_run: str | None = None  # the last started run, whatever became of it
     values: tuple[float, ...] = ()  # of each of `run_ids`: samples/s, or what its series measures
@@ -79,7 +111,7 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
 class GridRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`grid.json` of a series of runs: rewritten at every change of a cell, so that it can resume after a crash."""
 
-    schema: str = "multinode.grid/2"
+    schema: str = "multinode.grid/3"
     fingerprint: str  # of everything that decides the figures; equal for the same command
     command: str  # the job, for people
     grid: Grid
@@ -131,13 +163,14 @@ def fingerprint(
 
 
 def _trained(job: Job | Benchmark) -> Any:
-    if isinstance(job, LlamaFactoryJob):
-        return job.text, _with_texts(job.config), job.deepspeed_text
-    if not isinstance(job, ScriptJob):
-        return job
-    # A changed script is another training.
-    paths = [Path(word) for word in job.argv if word.endswith((".py", ".sh"))]
-    return job.words, {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
+    return job if isinstance(job, Benchmark) else (*map(_with_texts, job.identity), *_digests(job.program))
+
+
+def _digests(words: Sequence[str]) -> tuple[dict[str, str], ...]:
+    """Of the scripts among the words: a changed script is another training. Empty without words."""
+    paths = [Path(word) for word in words if word.endswith((".py", ".sh"))]
+    found = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
+    return (found,) if words else ()
 
 
 def _with_texts(value: Any) -> Any:
@@ -262,11 +295,11 @@ def skip_larger(record: GridRecord, index: int) -> tuple[GridRecord, tuple[str, 
         The record, and the labels of the skipped cells.
     """
     small = record.cells[index]
-    reason = f"{small.cell.label} already ran out of {_MEMORY.get(small.out_of or '', 'memory')}"
+    why = _LARGER.found(None, small=small.cell.label, memory=_MEMORY.get(small.out_of or "", "memory"))
     cells = enumerate(record.cells)
     larger = [other for other, cell in cells if cell.state == "waiting" and _needs_more(cell.cell, small.cell)]
     for other in larger:
-        record = _change(record, other, state="skipped", reason=reason)
+        record = _change(record, other, state="skipped", why=why)
     return record, tuple(record.cells[other].cell.label for other in larger)
 
 
@@ -289,7 +322,7 @@ def retry_failed(record: GridRecord, indices: Collection[int] | None = None) -> 
     for index, cell in enumerate(record.cells):
         is_chosen = indices is None or index in indices
         if is_chosen and cell.failed_runs and cell.state in {"failed", "measured"}:
-            record = _change(record, index, state=_resting(cell), failed_runs=0, reason="", failure=None)
+            record = _change(record, index, state=_resting(cell), failed_runs=0, why=None, failure=None)
     return record
 
 
@@ -300,13 +333,13 @@ def _settled(cell: CellRecord, outcome: CellOutcome, took_s: tuple[float, ...]) 
         run_ids = (*cell.run_ids, *(outcome.run_ids or (cell.current,)))
         return changes | {"run_ids": run_ids, "values": (*cell.values, *values)}
     is_oom = outcome.state == "out_of_memory"
-    changes |= {"reason": outcome.reason, "failure": outcome.failure, "out_of": outcome.out_of}
+    changes |= {"why": outcome.why, "failure": outcome.failure, "out_of": outcome.out_of}
     if not is_oom:
         changes["failed_runs"] = cell.failed_runs + 1
     if cell.run_ids:
         # The end of one repeat does not affect those already measured.
         how = "ran out of memory" if is_oom else "failed"
-        changes |= {"state": "measured", "reason": f"a repeat {how}: {outcome.reason}"}
+        changes |= {"state": "measured", "why": _REPEAT.found(None, how=how, why=message_of(outcome.why))}
     return changes
 
 
@@ -365,11 +398,11 @@ def cell_line(number: int, total: int, name: str, remaining_s: float | None) -> 
 
 def end_line(name: str, cell: CellRecord, samples_per_s: float | None) -> str:
     """The outcome of a cell's run."""
-    if cell.state == "measured" and not cell.reason:
+    if cell.state == "measured" and cell.why is None:
         speed = f": {format_figure(samples_per_s, digits=4)} samples/s" if samples_per_s is not None else ""
         return f"{name}: measured{speed}"
     state = _OUT_OF.get(cell.out_of or "", _words(cell.state))
-    return f"{name}: {state}" + (f": {cell.reason}" if cell.reason else "")
+    return f"{name}: {state}" + (f": {cell.why.message}" if cell.why is not None else "")
 
 
 def state_line(record: GridRecord) -> str:
@@ -395,7 +428,7 @@ class CellOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     state: str  # `measured`, `out_of_memory`, `failed`, or `stopped`: it was given up and says nothing
     out_of: str | None = None  # whose memory did not suffice: `gpu` or `node`
-    reason: str = ""  # of all but `measured`, a sentence
+    why: Finding | None = None  # of all but `measured`
     failure: Failure | None = None  # the run's first
     unreachable: bool = False  # a node could not be reached, or was lost
     held: bool = False  # somebody else computes on a GPU; like a node that is lost, it says nothing about the cell
@@ -414,22 +447,21 @@ def judge_run(run: Run, *, in_time: bool, lacks: str | None) -> CellOutcome:
     if run.status == "succeeded" or (run.status == "stopped" and in_time):
         if lacks is None:
             return CellOutcome(state="measured")
-        return CellOutcome(state="failed", reason=f"{lacks}: use more --minutes" if in_time else lacks)
+        return CellOutcome(state="failed", why=(_TOO_SHORT if in_time else NO_FIGURES).found(None, lacks=lacks))
     if run.status in {"stopped", "running"}:
-        return CellOutcome(state="stopped", reason="it was stopped")
+        return CellOutcome(state="stopped", why=_STOPPED.found(None))
     failure = run.first_failure
     kind = failure.kind if failure is not None else None
     killed = _killed_by_kernel(run)
     if killed is not None and _may_be_killed(failure):
-        reason = f"{killed.name}: the kernel killed {_processes(killed)} because memory ran out"
-        return CellOutcome(state="out_of_memory", out_of="node", reason=reason, failure=failure)
+        count = killed.status.oom_kills
+        why = _KILLED.found(killed.name, processes=_processes(killed), oom_kills=count)
+        return CellOutcome(state="out_of_memory", out_of="node", why=why, failure=failure)
     if kind in _OUT_OF_MEMORY and failure is not None:
-        return CellOutcome(
-            state="out_of_memory", out_of=_OUT_OF_MEMORY[kind], reason=_sentence(failure), failure=failure
-        )
-    reason = _sentence(failure) if failure is not None else f"the run ended as {run.status}"
+        return CellOutcome(state="out_of_memory", out_of=_OUT_OF_MEMORY[kind], why=_failed(failure), failure=failure)
+    why = _failed(failure) if failure is not None else _ENDED.found(None, status=run.status)
     return CellOutcome(
-        state="failed", reason=reason, failure=failure, unreachable=run.status == "lost", held=kind == "gpu_held"
+        state="failed", why=why, failure=failure, unreachable=run.status == "lost", held=kind == "gpu_held"
     )
 
 
@@ -451,6 +483,6 @@ def _processes(node: NodeRun) -> str:
     return "a process" if node.status.oom_kills == 1 else f"{node.status.oom_kills} processes"
 
 
-def _sentence(failure: Failure) -> str:
+def _failed(failure: Failure) -> Finding:
     first = failure.message.strip().splitlines()
-    return f"{failure.node}: {first[0] if first else 'it failed'}"
+    return _FAILED.found(failure.node, failure=first[0] if first else "it failed")

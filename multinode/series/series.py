@@ -19,6 +19,7 @@ from multinode.check.rule import CheckFinding, Inspection
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.facts import Gpu, NodeFacts
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
+from multinode.findings.finding import message_of
 from multinode.job.engines.engine import choose_engine
 from multinode.launch.attach import find_recorded, nodes_of, stop
 from multinode.launch.context import Launch, Launched, RunContext
@@ -33,6 +34,8 @@ from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import parse_samples
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import (
+    BY_ANOTHER,
+    CUT_OFF,
     CellOutcome,
     CellRecord,
     GridRecord,
@@ -278,8 +281,8 @@ class Series(abc.ABC):
                 # They are tried again on resume, as the cells themselves are fine.
                 self.keep(retry_failed(self.record, blocked))
                 if outcome.held:
-                    raise NodeFailed(outcome.reason, hint=f"once it is free, {_GOES_ON}").of_run(run_id)
-                raise NodeError(outcome.reason, hint=f"once it can be reached, {_GOES_ON}").of_run(run_id)
+                    raise NodeFailed(message_of(outcome.why), hint=f"once it is free, {_GOES_ON}").of_run(run_id)
+                raise NodeError(message_of(outcome.why), hint=f"once it can be reached, {_GOES_ON}").of_run(run_id)
         self.require_going_on()
 
     def keep(self, record: GridRecord) -> None:
@@ -316,7 +319,7 @@ class Series(abc.ABC):
             self.keep(give_up(self.record, turn.cell))
             self.require_going_on()
         if outcome.state == "stopped":
-            outcome = CellOutcome(state="failed", reason="another multinode stopped it")
+            outcome = CellOutcome(state="failed", why=BY_ANOTHER.found(None))
         self._settle(turn.cell, outcome, time.monotonic() - began)
         return outcome
 
@@ -328,9 +331,9 @@ class Series(abc.ABC):
         self.keep(record)
         cell = record.cells[index]
         # An earlier repeat's failure does not affect this one.
-        self.report(msgspec.structs.replace(cell, reason="") if outcome.state == "measured" else cell, outcome)
+        self.report(msgspec.structs.replace(cell, why=None) if outcome.state == "measured" else cell, outcome)
         if skipped:
-            self.context.say(f"skipped because they need more: {', '.join(skipped)}")
+            self.context.say(f"skipped because they need more memory: {', '.join(skipped)}")
 
     def _settle_cut_off(self) -> None:
         for index, cell in enumerate(self.record.cells):
@@ -344,7 +347,7 @@ class Series(abc.ABC):
 _GRACE_S = 10.0
 
 
-_STOPPED = CellOutcome(state="stopped", reason="its controller was killed")
+_STOPPED = CellOutcome(state="stopped", why=CUT_OFF.found(None))
 
 
 # How a node ends a job that would have continued.

@@ -82,7 +82,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="e
         """The figure and its interval in words.
 
         Args:
-            form: `figure`: `19.4 +- 0.9`, with a wide interval `19.4 (15.1-27)`; `percent`: likewise, of a figure in
+            form: `figure`: `19.4 +- 0.9`, with a wide interval `19.4 (15.1-27)`; `percent`: this form of a figure in
                 percent; `range`: `15.1-27`; of a ratio of speeds `times`: `6.7x (5.0-9.0)`, `times_in_words`: `6.7x
                 (5.0x to 9.0x)`, `times_range`: `5.0x to 9.0x`, `faster`: `6.7x faster (5.0x to 9.0x)` or `slower`. Ends
                 that read the same are left out.

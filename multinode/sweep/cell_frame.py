@@ -20,10 +20,9 @@ from multinode.sweep.cells import (
     CellTable,
     cell_frame,
     currencies,
+    currency_unit,
 )
 from multinode.units import UNKNOWN
-
-_UNTOLD = ("unit", "units")
 
 
 def shown_frame(table: CellTable) -> Frame:
@@ -58,5 +57,4 @@ def constants(cells: Sequence[CellRow]) -> tuple[tuple[Figure[Any], str], ...]:
 def money_unit(unit: str, rows: Sequence[CellRow]) -> str:
     """A unit with the currency of these rows in the place of `{money}`; with `units` where it is not known and one."""
     paid = currencies(rows)
-    unit_name, many = (paid[0], paid[0]) if len(paid) == 1 and paid[0] is not None else _UNTOLD
-    return unit.replace(f"for 1 {MONEY}", f"for 1 {unit_name}").replace(MONEY, many)
+    return unit.replace(f"for 1 {MONEY}", f"for 1 {currency_unit(paid, one=True)}").replace(MONEY, currency_unit(paid))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from multinode.figures.figure import Figure
+from multinode.findings.finding import message_of
 from multinode.model.workload import GLOBAL_BATCH, METHOD, PER_DEVICE_BATCH, SEQUENCE_LENGTH
 from multinode.profile.measured import NODES
 from multinode.profile.throughput import TOKENS_PER_S
@@ -188,7 +189,7 @@ def _words(lacking: Sequence[_Bar]) -> Scatter:
         y=[bar.place for bar in lacking],
         text=[f" {word}" if word != UNKNOWN else " not known" for word in words],
         textposition="middle right",
-        customdata=[[html_text(bar.row.label), html_text(bar.row.reason)] for bar in lacking],
+        customdata=[[html_text(bar.row.label), html_text(message_of(bar.row.why))] for bar in lacking],
         hovertemplate="%{customdata[0]}: %{text}, %{customdata[1]}<extra></extra>",
         mode="text",
         name="without figures",
@@ -277,8 +278,8 @@ def cell_charts(table: CellTable) -> Iterator[Chart]:
         if chart is not None and not (wanted.ending == "network" and _is_alone(table)):
             yield Chart(title=wanted.title, figure=chart.figure, name=wanted.ending, rows=chart.rows, note=note)
     for title, ending, chart in (
-        ("memory over the batch", "memory", memory_chart(table)),
-        ("tokens/s over the sequence length", "tokens", tokens_chart(table)),
+        ("memory by batch", "memory", memory_chart(table)),
+        ("tokens/s by sequence length", "tokens", tokens_chart(table)),
     ):
         if chart is not None:
             yield Chart(title=title, figure=chart.figure, name=ending, rows=chart.rows)

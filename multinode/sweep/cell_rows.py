@@ -24,7 +24,7 @@ from multinode.model.workload import FullRun, JobSettings, Setting, global_batch
 from multinode.profile.measured import Measured, asked_epochs, dataset_size, full_run_s
 from multinode.profile.summary import Summary
 from multinode.runs.stored_run import StoredRun
-from multinode.series.grid import CellRecord
+from multinode.series.grid import NO_FIGURES, CellRecord
 from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, or_unknown
 from multinode.sweep.cells import BY_NAME, MEASURED, CellRow, has_speed
 from multinode.sweep.table_notes import FULL_RUN_OF_EPOCHS, FULL_RUN_OF_STEPS
@@ -54,7 +54,7 @@ def make_row(measured: MeasuredCell) -> CellRow:
         label=cell.label,
         state=record.state if record.state != "running" else "waiting",
         out_of=record.out_of,
-        reason=record.reason,
+        why=record.why,
         run_ids=record.run_ids,
         varied=cell.settings,
         device=device_of(runs[-1].devices) if runs else UNMEASURED,
@@ -66,14 +66,14 @@ def make_row(measured: MeasuredCell) -> CellRow:
     )
     if record.state != MEASURED:
         return row
-    reason = "its runs are no longer stored"
+    lacks = "its runs are no longer stored"
     try:
         if runs:
             return _measured(row, make_side("point", runs), runs)
     except UsageError as error:
         # A run that ended well and tells no speed, as a script's may, has failed at what it was run for.
-        reason = error.message
-    return msgspec.structs.replace(row, state="failed", reason=row.reason or reason)
+        lacks = error.message
+    return msgspec.structs.replace(row, state="failed", why=row.why or NO_FIGURES.found(None, lacks=lacks))
 
 
 def _measured(row: CellRow, side: Side, runs: Sequence[StoredRun]) -> CellRow:

@@ -14,7 +14,7 @@ import msgspec
 from multinode.cluster.prices import Prices
 from multinode.figures.figure import Figure, Row, plain
 from multinode.figures.frame import Frame
-from multinode.findings.finding import Finding, distinct
+from multinode.findings.finding import Finding, distinct, message_of
 from multinode.model.workload import (
     ACCUMULATION,
     DATASET,
@@ -123,13 +123,13 @@ def _best(table: CellTable, measured: Sequence[CellRow]) -> str:
         work = other_work(fast) or _other_labels(fast)
         though = f", though cells {work}" if work else _as_fast(best, fast)
         speed = f"{SPEED.tell(cell_row(best))} {SPEED.title}"
-        return f"The fastest is {best.label} with {speed}{_times(table, best, fast)}{though}"
+        return f"The fastest is {best.label} at {speed}{_times(table, best, fast)}{though}"
     if not timed:
         return ""
     best = max(timed, key=lambda row: value_of(row, TOKENS_PER_S))
     work = other_work(timed)
     though = ", among cells with different sequence lengths" if of_length else f", though cells {work}" if work else ""
-    return f"The fastest is {best.label} with {TOKENS_PER_S.tell(cell_row(best))} {TOKENS_PER_S.title}{though}"
+    return f"The fastest is {best.label} at {TOKENS_PER_S.tell(cell_row(best))} {TOKENS_PER_S.title}{though}"
 
 
 def _as_fast(best: CellRow, fast: Sequence[CellRow]) -> str:
@@ -167,8 +167,15 @@ def constants_line(table: CellTable) -> str:
         elif column.name in {PACKING.name, RECOMPUTE.name}:
             remarks += [column.words] if text == "yes" else []
         else:
-            remarks.append(text if column.name == NODES.name and " x " not in text else f"{column.words} {text}")
+            is_told = column.name == NODES.name and not any(map(_are_equal_nodes, table.cells))
+            remarks.append(text if is_told else f"{column.words} {text}")
     return f"The same in every row: {', '.join(remarks)}." if remarks else ""
+
+
+def _are_equal_nodes(cell: CellRow) -> bool:
+    """Whether its placement is `nodes x workers`, and not one in words."""
+    nodes, each, workers = map(or_none, (cell.nodes, cell.workers_per_node, cell.world_size))
+    return nodes is not None and (workers is None or workers == nodes * (each or 0))
 
 
 def cells_sheet(table: CellTable, frame: Frame | None = None) -> Sheet:
@@ -195,7 +202,7 @@ def unmeasured_sheet(table: CellTable) -> Sheet:
     rows_of: dict[tuple[str, str], list[str]] = {}
     for row in table.cells:
         if not has_figures(row):
-            reason = row.reason or (reason_of(row.samples_per_s) if row.state == MEASURED else "")
+            reason = message_of(row.why) or (reason_of(row.samples_per_s) if row.state == MEASURED else "")
             rows_of.setdefault((state_word(row), reason), []).append(row.label)
     return Sheet(
         title="not measured",
@@ -214,7 +221,7 @@ def marks_sheet(table: CellTable) -> Sheet:
 
 
 def _marks(row: CellRow) -> tuple[str, ...]:
-    failed = (row.reason,) if row.reason and has_figures(row) else ()
+    failed = (row.why.message,) if row.why is not None and has_figures(row) else ()
     short = (shortfall_words(row.shortfall),) if row.shortfall is not None else ()
     return (*failed, *short, *(found.message for found in (*row.contradictions, *row.disturbances)))
 

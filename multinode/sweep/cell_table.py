@@ -16,7 +16,7 @@ from multinode.errors import UsageError
 from multinode.findings.finding import Finding
 from multinode.findings.rule import Rule, RuleGroup
 from multinode.model.workload import FullRun
-from multinode.profile.measured import with_costs
+from multinode.profile.measured import WHOLE_COST, with_costs
 from multinode.profile.summary import Summary
 from multinode.profile.throughput import SAMPLES_PER_S
 from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, or_none, unknown_fields
@@ -29,13 +29,15 @@ from multinode.sweep.cells import (
     Cheapest,
     Offer,
     cell_frame,
+    currency_unit,
     differing,
     has_speed,
+    list_currencies,
     other_job,
     untold,
 )
 from multinode.sweep.table_notes import NO_ROW
-from multinode.units import format_duration, format_figure
+from multinode.units import format_duration
 
 # What each price of a row is called in a prices file, and in the hostfile (read by `profile.measured.hostfile_price`).
 _PRICES = {"price_per_hour": ("hourly", "price="), "price_purchase": ("purchase", "price_purchase=")}
@@ -153,11 +155,13 @@ _OTHER_JOBS = CHEAPEST.rule(
     about="none, as the full runs of the cells are different jobs",
     message="Cells {other}, so their full runs differ and none is the cheapest. To select one value: --where "
     "{column}=...",
+    figures=("other", "column"),
 )
 _UNTIMED = CHEAPEST.rule(
     "untimed",
     about="none, as it is unknown how long the full run takes",
     message="The duration of the full run is unknown for every cell: {reason}.",
+    figures=("reason",),
 )
 _TOO_LATE = CHEAPEST.rule(
     "too_late",
@@ -194,10 +198,10 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
     rows = [row for row, _ in timed]
     if other := other_job(rows):
         column = next(iter((*differing(rows), *untold(rows))), "label")
-        return judged(_OTHER_JOBS, {"other": other, "column": column}, reason=other, column=column)
+        return judged(_OTHER_JOBS, {"other": other, "column": column})
     if not timed:
         reason = next((unknown.reason for row in measured if (unknown := unknown_fields(row).get("whole_s"))), "")
-        return judged(_UNTIMED, {"reason": reason or "none was measured"}, reason=reason)
+        return judged(_UNTIMED, {"reason": reason or "none was measured"})
     all_offers = [
         Offer(label=row.label, time_s=time_s, cost=or_none(row.whole_cost), currency=row.currency)
         for row, time_s in timed
@@ -212,8 +216,7 @@ def cheapest(table: CellTable, deadline_s: float) -> Cheapest:
         return judged(_NO_PRICE, {}, unpriced=len(early))
     paid = tuple(dict.fromkeys(offer.currency for _, offer in priced))
     if len(paid) > 1:
-        named = " and ".join(sorted(currency or "an unknown currency" for currency in paid))
-        return judged(_CURRENCIES, {"currencies": named}, currencies=paid)
+        return judged(_CURRENCIES, {"currencies": list_currencies(paid)}, currencies=paid)
     priced.sort(key=lambda offer: (offer[0], offer[1].time_s.value))
     (least, best), *others = priced
     offers = _Offers(
@@ -249,7 +252,7 @@ def _offer_words(offers: _Offers) -> Iterator[str]:
     if best.time_s.high > offers.deadline_s:
         late = f"By its 95% confidence interval it may take {format_duration(best.time_s.high)} and miss the deadline"
         if offers.safe is not None:
-            yield f"{late}; the cheapest cell that will not is {offers.safe.label}, for {_amount(offers.safe)}."
+            yield f"{late}; the cheapest cell that will not miss it is {offers.safe.label}, for {_amount(offers.safe)}."
         else:
             yield f"{late}, like every other cell." if offers.in_time > 1 else f"{late}."
     if offers.unpriced:
@@ -259,9 +262,7 @@ def _offer_words(offers: _Offers) -> Iterator[str]:
 
 
 def _amount(offer: Offer) -> str:
-    cost = offer.cost or 0.0
-    figure = f"{cost:,.2f}" if cost >= 1 else format_figure(cost)
-    return f"{figure} {offer.currency or '(currency unknown)'}"
+    return f"{WHOLE_COST.text(offer.cost or 0.0)} {currency_unit([offer.currency])}"
 
 
 class SweptCells(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import msgspec
 from multinode.cluster.accelerators import device_key, short_device_name
 from multinode.figures.figure import MONEY, Figure, Row, plain
 from multinode.figures.frame import Frame
-from multinode.findings.finding import Finding
+from multinode.findings.finding import Finding, message_of
 from multinode.findings.rule import RuleGroup
 from multinode.model.workload import (
     ACCUMULATION,
@@ -82,7 +82,7 @@ CONTRADICTIONS = RuleGroup("Contradictions of an imported row")
 _TWO_WAYS = CONTRADICTIONS.rule(
     "two-ways",
     about="a figure that follows from others of the row, which give another value",
-    message="{first} is {value}, {other} is {other_value}: {size}",
+    message="{first} is {value}, but {other} is {other_value}: {size}",
 )
 OUT_OF_MEMORY_WITH_FIGURES = CONTRADICTIONS.rule(
     "out-of-memory-with-figures",
@@ -200,7 +200,7 @@ _SAME = (
         ),
     ),
     (
-        _Way("samples/s over steps/s", ("samples_per_s",), ("steps_per_s",)),
+        _Way("samples/s divided by steps/s", ("samples_per_s",), ("steps_per_s",)),
         _Way("the global batch", ("global_batch",), compute=_samples_of_step),
     ),
     (
@@ -234,14 +234,14 @@ MEASURED = "measured"
 
 
 class CellRow(Measured, frozen=True, kw_only=True):
-    """One cell; a state that has no figures has a `reason`."""
+    """One cell; a state that has no figures says why."""
 
     label: str  # its name, unique in its table
     source: str = "measured"  # `measured` here, or `imported`
     state: str = "measured"  # `measured`, `out_of_memory`, `skipped`, `failed` or `waiting`
     # whose memory did not suffice, of the cell or of a repeat of one that was measured: `gpu` or `node`
     out_of: str | None = None
-    reason: str = ""  # of a state that has no figures, or of repeats that failed
+    why: Finding | None = None  # of a state that has no figures, or of repeats that failed
     # of each node how many workers compute on which device; empty where it is not known
     node_devices: tuple[dict[str, int], ...] = ()
     # what the sweep set in the job, by key; of an imported row, its labels, by the title of their column
@@ -253,7 +253,7 @@ class CellRow(Measured, frozen=True, kw_only=True):
     # of the model and of those trained, as an imported table has them
     parameters: float | None = None
     trainable_parameters: float | None = None
-    # the rate of all NICs of a node together, how many these are, and whether collectives use RDMA, likewise
+    # the rate of all NICs of a node together, how many these are, and whether collectives use RDMA: imported
     network_gbit_per_s: float | None = None
     nics: int | None = None
     rdma: bool | None = None
@@ -269,16 +269,14 @@ class CellRow(Measured, frozen=True, kw_only=True):
         UNMEASURED  # of the worker that needed most, on its GPU, else resident in its process
     )
     price_purchase: float | Unknown = UNMEASURED  # of its nodes together, or of its GPUs
-    currency: str | None = None  # of its prices, one word; None where nobody told it, as the hostfile does not
-    # which of the two a prices file gave, by name; another file's come in their place
+    currency: str | None = None  # of its prices, one word; None if unknown, as with prices in a hostfile
+    # names of the prices that come from a prices file; another file replaces them
     filed_prices: tuple[str, ...] = ()
-    samples_per_money: float | Unknown = UNMEASURED  # samples for a unit of money by the hour
-    samples_per_s_per_purchase: float | Unknown = (
-        UNMEASURED  # samples per second for a unit of money that the devices cost
-    )
+    samples_per_money: float | Unknown = UNMEASURED  # samples per unit of money at the hourly price
+    samples_per_s_per_purchase: float | Unknown = UNMEASURED  # samples per second per unit of the purchase price
     relative: Estimate | None = None  # samples_per_s over the table's baseline's
-    contradictions: tuple[Contradiction, ...] = ()  # what of an imported row does not fit together
-    # of an imported row: its several nodes were slower than their link allows; None if they were not
+    contradictions: tuple[Contradiction, ...] = ()  # figures of an imported row that contradict each other
+    # of an imported row whose nodes were slower than their link allows; None if they were not
     shortfall: Finding | None = None
     unjudged: Unknown | None = None  # why that cannot be judged; None if it was, or was not asked
 
@@ -293,7 +291,11 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cheapest(Finding, frozen=True, kw_only=True):
-    """The cheapest cell that ends the full run in time: which, when it ends and what it costs; or why none."""
+    """The cheapest cell that ends the full run in time: which, when it ends and what it costs; or why none.
+
+    Its figures have the reason: in what the jobs of the cells differ (`other`, by `column`), or why their time is
+    unknown.
+    """
 
     deadline_s: float
     label: str | None = None  # the cell's; None where none ends in time or none has a price
@@ -302,15 +304,13 @@ class Cheapest(Finding, frozen=True, kw_only=True):
     safe: Offer | None = None  # the cheapest whose interval does not reach beyond the deadline
     in_time: int = 0  # how many cells with a price are in time; `unpriced` without one
     unpriced: int = 0
-    reason: str = ""  # why it is not known how long they take, or in what their jobs differ
-    column: str = ""  # by which cells of one job can be chosen
     currencies: tuple[str | None, ...] = ()  # if they are several; None is unknown
 
 
 class CellTable(msgspec.Struct, frozen=True, kw_only=True):
     """The cells of one or more sweeps, or of an import."""
 
-    schema: str = "multinode.sweep/2"
+    schema: str = "multinode.sweep/3"
     run_id: str  # of the sweep or import; several are separated by commas
     job: str
     rule: str = ""  # which steps are measured
@@ -322,7 +322,8 @@ class CellTable(msgspec.Struct, frozen=True, kw_only=True):
 
 def cell_row(cell: CellRow, keys: Iterable[str] = ()) -> Row:
     """The values of a cell, by the names of `CELL_FIGURES` and of what its sweep set."""
-    return Row(cell, dict.fromkeys(keys) | cell.varied | measured_values(cell) | {SPEED_RANGE.name: cell.samples_per_s})
+    own = {SPEED_RANGE.name: cell.samples_per_s, REASON.name: message_of(cell.why)}
+    return Row(cell, dict.fromkeys(keys) | cell.varied | measured_values(cell) | own)
 
 
 def state_word(cell: CellRow) -> str:
@@ -389,7 +390,7 @@ LABEL = Figure[str](
 )
 SOURCE = Figure[str]("source", "source", about="`measured` here, or `imported`")
 STATE = Figure[str]("state", about="`measured`, `out_of_memory`, `skipped`, `failed` or `waiting`")
-OUT_OF = Figure[str]("out_of", about="whose memory did not suffice, `gpu` or `node`")
+OUT_OF = Figure[str]("out_of", about="whose memory was insufficient, `gpu` or `node`")
 REASON = Figure[str]("reason", about="why there are no figures")
 PARAMETERS = Figure[float](
     "parameters",
@@ -415,7 +416,7 @@ PARAMETERS, TRAINABLE_PARAMETERS = (
 DEVICE = Figure[str](
     "device",
     "device",
-    about="what a worker computes on",
+    about="device that a worker computes on",
     aliases=("gpu", "gpu_name", "device_name", "gpu_type", "gpu_model", "accelerator"),
     cell=_device,
     alike=device_key,
@@ -439,23 +440,27 @@ RELATIVE = Figure[Estimate](
     "relative",
     "relative",
     form="figure",
-    about="samples/s over those of the table's baseline",
+    about="samples/s relative to the table's baseline",
     aliases=("speedup", "relative_speed"),
     has_range=True,
 )
 NETWORK_SHARE = Figure[float](
-    "network_share", "network", "of step", form="share", about="exposed communication over step time"
+    "network_share", "network", "of step", form="share", about="exposed communication divided by step time"
 )
 PEAK_MEMORY = Figure[float](
     "peak_memory_gib",
     "memory",
     "GiB",
     form="figure",
-    about="peak memory of the worker that needed most",
+    about="peak memory of the worker that needed the most",
     aliases=("memory_gib", "gpu_memory_gib"),
 )
 SAMPLES_PER_MONEY = Figure[float](
-    "samples_per_money", "samples", f"for 1 {MONEY}", form="figure", about="samples for a unit of money by the hour"
+    "samples_per_money",
+    "samples",
+    f"for 1 {MONEY}",
+    form="figure",
+    about="samples per unit of money at the hourly price",
 )
 PRICE_PURCHASE = Figure[float](
     "price_purchase", "price", f"{MONEY} to buy", form="money", about="what the nodes, or their GPUs, cost to buy"
@@ -465,7 +470,7 @@ SPEED_PER_PURCHASE = Figure[float](
     "samples/s",
     f"for {BOUGHT_WITH:,} {MONEY}",
     form="figure",
-    about="samples per second for a unit of money that the devices cost",
+    about="samples per second per unit of the purchase price",
     cell=_speed_bought,
 )
 CURRENCY = Figure[str]("currency", about="currency of the prices")
@@ -559,6 +564,18 @@ def other_job(rows: Sequence[CellRow]) -> str:
             by_packing.setdefault(row.settings.packing, []).append(row.whole_s.value * row.samples_per_s.value)
     alike = all(max(amounts) <= _SAME_AMOUNT * min(amounts) for amounts in by_packing.values())
     return "" if alike else "train different numbers of samples"
+
+
+def currency_unit(paid: Sequence[str | None], *, one: bool = False) -> str:
+    """What stands behind an amount: the one currency, else `units`, of `one` amount of 1 `unit`."""
+    if len(paid) == 1 and paid[0] is not None:
+        return paid[0]
+    return "unit" if one else "units"
+
+
+def list_currencies(paid: Sequence[str | None]) -> str:
+    """Several currencies, in a sentence."""
+    return format_list(sorted(currency or "an unknown currency" for currency in paid))
 
 
 def currencies(rows: Sequence[CellRow]) -> tuple[str | None, ...]:

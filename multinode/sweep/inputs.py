@@ -64,8 +64,13 @@ class SweepInput(TrainingInput, frozen=True, kw_only=True):
             workers_per_node=max(workers, default=None),
             limits_nodes=False,
         )
-        script = training.command.script
-        axes, arguments = self._read_axes(script.argv if script is not None else None, [*self.set_, *training.settings])
+        script = training.read_job(()) if training.command.script is not None else None
+        takes_options = script is not None and script.training is not None
+        axes, arguments = self._read_axes(
+            script.program if script is not None and not takes_options else None,
+            [*self.set_, *training.settings],
+            takes_options=takes_options,
+        )
         fixed = [*self.set_, *(() if arguments else _fixed(axes))]
         own = [f"{arguments[key]}={values[0]}" for key, values in axes.items() if key in arguments and len(values) == 1]
         plain = training.read_job(fixed)
@@ -87,21 +92,22 @@ class SweepInput(TrainingInput, frozen=True, kw_only=True):
             job=plain,
             grid=grid,
             cells=cells,
-            jobs=_cell_jobs(plain, grid, cells, [*fixed, *training.settings], self.deepspeed_set),
+            jobs=_cell_jobs(plain, grid, cells, self.deepspeed_set),
             training=CellTraining(steps=self.steps, minutes=self.minutes, synthetic=self.synthetic),
         )
 
     def _read_axes(
-        self, script: tuple[str, ...] | None, settings: Sequence[str]
+        self, script: tuple[str, ...] | None, settings: Sequence[str], *, takes_options: bool = False
     ) -> tuple[dict[str, tuple[Any, ...]], dict[str, str]]:
         """Values by key of a YAML, or by name of a script's argument, and those arguments as they are written."""
         if script is None:
-            if self.grid_arg:
+            if self.grid_arg and not takes_options:
                 raise UsageError(
                     "--grid-arg sweeps arguments of a script after --, which is missing",
                     hint="to sweep keys of a YAML job: --grid KEY=A,B",
                 )
-            axes = parse_axes(self.grid)
+            # For a script whose options are keys, --grid-arg sweeps keys, as --grid does.
+            axes = parse_axes(self.grid) | parse_arguments(self.grid_arg)[0]
             twice = next((key for key in axes if any(text.startswith(f"{key}=") for text in settings)), None)
             if twice is not None:
                 raise UsageError(f"{twice} is in both --set and --grid", hint="use only one of them")
@@ -123,9 +129,7 @@ def _counts(option: str, text: str | None) -> tuple[int, ...]:
     return parse_counts(option, text) if text is not None else ()
 
 
-def _cell_jobs(
-    plain: Job, grid: Grid, cells: Sequence[GridCell], fixed: Sequence[str], deepspeed_edits: Sequence[str]
-) -> dict[str, Job]:
+def _cell_jobs(plain: Job, grid: Grid, cells: Sequence[GridCell], deepspeed_edits: Sequence[str]) -> dict[str, Job]:
     """The job of each cell by its label, exactly as `launch` would make it of the same `--set`, or arguments.
 
     A setting may name another file, a model or a DeepSpeed JSON; so each is read as a job of its own.
@@ -133,15 +137,16 @@ def _cell_jobs(
     if isinstance(plain, ScriptJob):
         return {cell.label: _with_arguments(plain, cell_arguments(grid, cell)) for cell in cells}
     path, edits = Path(plain.config_path), parse_deepspeed_edits(deepspeed_edits)
+    given = [override_text(key, plain.config[key]) for key in plain.overridden]
     made: dict[tuple[str, ...], Job] = {}
     for cell in cells:
         settings = cell_overrides(cell)
         if settings not in made:
-            made[settings] = load_job(path, (*fixed, *settings), edits, plain.text)
+            made[settings] = load_job(path, (*given, *settings), edits, plain.text, like=plain.command)
     return {cell.label: made[cell_overrides(cell)] for cell in cells}
 
 
-def _with_arguments(script: ScriptJob, arguments: Sequence[str]) -> ScriptJob:
+def _with_arguments(script: ScriptJob, arguments: Sequence[str]) -> Job:
     """The script with more arguments, one of which may name a file."""
     return load_script(msgspec.structs.replace(script, argv=(*script.argv, *arguments)))
 

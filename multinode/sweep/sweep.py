@@ -16,8 +16,9 @@ from multinode.cluster.facts import NodeFacts
 from multinode.contrast.measure import cut_job
 from multinode.contrast.side import CONTRAST_FILE, StoredSchema
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
+from multinode.findings.finding import Finding
 from multinode.job.deepspeed import fit_batch
-from multinode.job.job import Job, LlamaFactoryJob, describe_job, limit_steps
+from multinode.job.job import Job, describe_job, limit_steps
 from multinode.job.planning import with_workers, workers_of_nodes
 from multinode.job.synthetic import with_synthetic
 from multinode.launch.context import Launch, Launched, RunContext, StopRequest
@@ -37,6 +38,7 @@ from multinode.records.run_directory import RunDirectory, list_runs, runs_root
 from multinode.records.status import Status
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import (
+    REFUSED,
     CellOutcome,
     CellRecord,
     Grid,
@@ -104,9 +106,7 @@ def cell_workers(request: GridRequest, cell: GridCell, facts: Mapping[str, NodeF
 def cell_launch(request: GridRequest, cell: GridCell, workers: Sequence[int]) -> Launch:
     """The launch that measures a cell, for its figures alone."""
     launch = request.launch
-    job = _cut(request.jobs[cell.label], request.training)
-    if isinstance(job, LlamaFactoryJob):
-        job = fit_batch(job, sum(workers))
+    job = fit_batch(_cut(request.jobs[cell.label], request.training), sum(workers))
     if request.training.synthetic:
         job = with_synthetic(job)
     cluster, launch = with_workers(launch.cluster.first(cell.nodes), launch, workers)
@@ -145,7 +145,7 @@ def _cut(job: Job, training: CellTraining) -> Job:
     if training.minutes is None:
         return cut_job(job, training.steps)
     # It must not end before its time.
-    return limit_steps(job, STEPS_WITHOUT_END) if isinstance(job, LlamaFactoryJob) else job
+    return limit_steps(job, STEPS_WITHOUT_END)
 
 
 def _refuse(prepared: StoredRun, held: CheckFinding, kind: str, part_of: str | None) -> Launched:
@@ -270,7 +270,7 @@ class CellSeries(Series):
             if self._hits_all(turn.cell, error):
                 self.keep(retry_failed(self.record, self._refused))
                 raise
-            return CellOutcome(state="failed", reason=str(error), unreachable=isinstance(error, NodeError))
+            return CellOutcome(state="failed", why=_refused(error), unreachable=isinstance(error, NodeError))
         self._has_run = True
         outcome = judge_run(run.launched.run, in_time=run.in_time, lacks=figures_lack(run.launched))
         return msgspec.structs.replace(outcome, value=value_of(run.launched.summary.samples_per_s))
@@ -280,9 +280,13 @@ class CellSeries(Series):
             return not self._has_run
         if any(other.run_ids for other in self.record.cells):
             return False
-        alike = all(self.record.cells[other].reason == str(error) for other in self._refused)
+        alike = all(self.record.cells[other].why == _refused(error) for other in self._refused)
         self._refused.append(cell)
         return alike and len(self._refused) == min(_MOST_REFUSED, len(self.record.cells))
+
+
+def _refused(error: MultinodeError) -> Finding:
+    return REFUSED.found(None, error=str(error))
 
 
 Conclude = Callable[[RunDirectory, Path], object]
@@ -420,7 +424,7 @@ def _end(
 TABLE_FILE = "sweep.json"
 # Kinds of runs whose parts are trainings, each a row.
 _KINDS = frozenset({"sweep", "tuning"})
-_SCHEMA = "multinode.sweep/2"
+_SCHEMA = "multinode.sweep/3"
 
 
 def build_table(directory: RunDirectory, root: Path) -> CellTable:
@@ -549,7 +553,5 @@ def new_record(request: GridRequest) -> GridRecord:
 
 
 def _worker_batch(job: Job) -> int | None:
-    if not isinstance(job, LlamaFactoryJob):
-        return None
     batch, accumulation = job.settings.per_device_train_batch_size, job.settings.gradient_accumulation_steps
     return batch * accumulation if batch is not None and accumulation is not None else None

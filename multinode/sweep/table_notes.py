@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from multinode.findings.finding import Finding
 from multinode.findings.rule import RuleGroup
 from multinode.stats.unknown import Unknown, or_none
-from multinode.sweep.cells import CellRow, currencies, differing, has_speed, other_work
-from multinode.units import format_count, format_list
+from multinode.sweep.cells import CellRow, currencies, differing, has_speed, list_currencies, other_work
+from multinode.units import format_count
 
 OWN = RuleGroup("Notes on a sweep or an import")
 FROM_ROWS = RuleGroup("Notes that follow from the rows of a table")
@@ -18,13 +18,13 @@ FULL_RUN_OF_STEPS = OWN.rule(
     "full-run-of-steps",
     about="what the job trains if its length is given in steps",
     message="The full run is {samples:,} samples in every cell ({steps:,} steps of {batch:,} samples per worker on "
-    "{workers:,} workers), at the rate of the measured steps.",
+    "{workers:,} workers). Its time follows from the rate of the measured steps.",
     figures=("samples", "steps", "batch", "workers"),
 )
 FULL_RUN_OF_EPOCHS = OWN.rule(
     "full-run-of-epochs",
     about="what the job trains if its length is given in epochs",
-    message="The full run is {times} of the dataset{size}, at the rate of the measured steps.",
+    message="The full run is {times} of the dataset{size}. Its time follows from the rate of the measured steps.",
     figures=("epochs",),
 )
 IGNORED_COLUMNS = OWN.rule(
@@ -42,20 +42,20 @@ LABEL_COLUMNS = OWN.rule(
 NO_ROW = OWN.rule(
     "no-row",
     about="no row of the table meets the conditions of --where",
-    message="No row of {rows:,} matches {conditions}.",
+    message="None of the {rows:,} rows matches {conditions}.",
     figures=("rows", "conditions"),
 )
 
 BATCH_TERMS = FROM_ROWS.rule(
     "batch-terms",
     about="what batch, accumulation and global batch are called elsewhere",
-    message="Batch is what Hugging Face calls per_device_train_batch_size and DeepSpeed "
-    "train_micro_batch_size_per_gpu; accumulation is gradient_accumulation_steps of both; the global batch, their "
-    "product over all workers, is Hugging Face's total train batch size and DeepSpeed's train_batch_size.",
+    message="Batch: per_device_train_batch_size in Hugging Face, train_micro_batch_size_per_gpu in DeepSpeed. "
+    "Accumulation: gradient_accumulation_steps in both. Global batch: batch x accumulation x workers; it is the total "
+    "train batch size in Hugging Face and train_batch_size in DeepSpeed.",
 )
 OTHER_WORK = FROM_ROWS.rule(
     "other-work",
-    about="rows whose samples are different work, so that their samples/s cannot be compared",
+    about="rows whose samples are different amounts of work, so that their samples/s cannot be compared",
     message="Rows {work}: {so}.",
 )
 IMPORTED = FROM_ROWS.rule(
@@ -90,7 +90,7 @@ ASSUMED_CURRENCY = FROM_PRICES.rule(
 UNPRICED = FROM_PRICES.rule(
     "unpriced",
     about="devices that the prices file does not have",
-    message="The prices file has no price of {devices}; their cells have no price.",
+    message="The prices file has no price for {devices}, so cells with these devices have no price.",
     figures=("devices",),
 )
 
@@ -111,14 +111,14 @@ def notes_of(rows: Sequence[CellRow]) -> Iterator[Finding]:
         yield FEW_EXPOSED.found(
             None, rows=format_count(len(few), "row"), label=least.label, steps=least.exposed_steps.words
         )
-    paid = [currency or "an unknown currency" for currency in currencies(rows)]
+    paid = currencies(rows)
     if len(paid) > 1:
-        yield CURRENCIES.found(None, currencies=format_list(paid))
+        yield CURRENCIES.found(None, currencies=list_currencies(paid))
 
 
 def _so(rows: Sequence[CellRow]) -> str:
     names = differing(rows)
     if not names:
-        return "a sample may be different work in each, so samples/s may not be comparable"
+        return "a sample may be a different amount of work in each row, so samples/s may not be comparable"
     tokens = "compare tokens/s" if names == ("sequence_length",) else "samples/s are not comparable"
-    return f"a sample is different work in each, so {tokens}"
+    return f"a sample is a different amount of work in each row, so {tokens}"

@@ -98,33 +98,35 @@ class TableColumn(msgspec.Struct, frozen=True):
 
 
 _COLUMNS = (
-    TableColumn(LABEL, "text", written="name", about="of the row; else made of what tells the rows apart"),
+    TableColumn(
+        LABEL, "text", written="name", about="name of the row. Default: made of the columns that distinguish the rows"
+    ),
     TableColumn(MODEL, "text"),
-    TableColumn(PARAMETERS, "number", about="of the whole model: `7B`, `110M`"),
-    TableColumn(TRAINABLE_PARAMETERS, "number", about="of an adapter, those trained"),
+    TableColumn(PARAMETERS, "number", about="parameters of the whole model: `7B`, `110M`"),
+    TableColumn(TRAINABLE_PARAMETERS, "number", about="trainable parameters, such as those of an adapter"),
     TableColumn(DATASET, "text"),
     TableColumn(DEVICE, "text"),
-    TableColumn(WORLD_SIZE, "count", written="devices", about="GPUs in all"),
+    TableColumn(WORLD_SIZE, "count", written="devices", about="total number of GPUs"),
     TableColumn(NODES, "count"),
     TableColumn(WORKERS_PER_NODE, "count"),
     TableColumn(
         NETWORK,
         "link",
-        about="of all NICs of a node together, in bits: `10GbE`, `100 Gbit/s`, `8x400G InfiniBand`, `4x HDR`. "
-        "InfiniBand, RoCE and EFA are RDMA; `TCP` or `IPoIB` beside them is not",
+        about="rate of all NICs of a node together, in bits: `10GbE`, `100 Gbit/s`, `8x400G InfiniBand`, `4x HDR`. "
+        "InfiniBand, RoCE and EFA are RDMA; with `TCP` or `IPoIB` added, they are not",
         bare=(
             *("link", "link_rate", "link_speed", "network", "network_link", "network_bandwidth", "network_speed"),
             *("inter_node_network", "inter_node_link", "inter_node_bandwidth", "nic", "nic_speed", "nic_bandwidth"),
         ),
     ),
-    TableColumn(RDMA, "flag", about="true or false, if the link does not say it"),
-    TableColumn(METHOD, "text", about="in your own words"),
+    TableColumn(RDMA, "flag", about="true or false, if the link does not state it"),
+    TableColumn(METHOD, "text", about="training method, in your own words"),
     TableColumn(LORA_RANK, "count"),
     TableColumn(STAGE, "text"),
     TableColumn(STRATEGY, "text"),
     TableColumn(PRECISION, "text"),
-    TableColumn(Figure("fp16", about="true or false; false does not say what it was instead"), "flag"),
-    TableColumn(Figure("bf16", about="true or false; false does not say what it was instead"), "flag"),
+    TableColumn(Figure("fp16", about="true or false; with false, the precision is unknown"), "flag"),
+    TableColumn(Figure("bf16", about="true or false; with false, the precision is unknown"), "flag"),
     TableColumn(SEQUENCE_LENGTH, "count"),
     TableColumn(PER_DEVICE_BATCH, "count"),
     TableColumn(ACCUMULATION, "count"),
@@ -139,16 +141,17 @@ _COLUMNS = (
     TableColumn(
         Figure(
             "steps",
-            about="of the whole training",
+            about="steps of the whole training",
             aliases=("global_step", "optimizer_steps", "total_steps", "num_steps"),
         ),
         "count",
     ),
     TableColumn(SAMPLES_PER_S, "measured"),
-    TableColumn(Figure("samples_per_s_per_gpu", about="of one worker", form="figure"), "measured"),
+    TableColumn(Figure("samples_per_s_per_gpu", about="samples per second of one worker", form="figure"), "measured"),
     TableColumn(TOKENS_PER_S, "measured"),
     TableColumn(
-        Figure("steps_per_s", about="optimizer steps", form="figure", aliases=("train_steps_per_second",)), "measured"
+        Figure("steps_per_s", about="optimizer steps per second", form="figure", aliases=("train_steps_per_second",)),
+        "measured",
     ),
     TableColumn(TGS, "measured"),
     TableColumn(MODEL_TFLOPS, "measured"),
@@ -168,7 +171,7 @@ _COLUMNS = (
     TableColumn(
         PEAK_MEMORY,
         "measured",
-        about="of the worker that needed most. MB is 1e6 bytes; `nvidia-smi` counts in MiB",
+        about="peak memory of the worker that needed the most. MB is 1e6 bytes; `nvidia-smi` counts in MiB",
         written="memory_gib",
         units={
             f"{name}_{unit}": scale / GIB
@@ -185,7 +188,7 @@ _COLUMNS = (
     TableColumn(
         WHOLE_TIME,
         "clock",
-        about="of the whole training: seconds, `3:35:20`, or `28:04` (minutes and seconds)",
+        about="time of the whole training: seconds, `3:35:20`, or `28:04` (minutes and seconds)",
         written="runtime",
         units={"runtime_min": 60.0, "runtime_h": 3600.0},
         bare=(
@@ -194,11 +197,11 @@ _COLUMNS = (
         ),
     ),
     TableColumn(ENERGY, "measured"),
-    TableColumn(PRICE_PER_HOUR, "price", about="of all devices of the row"),
-    TableColumn(PRICE_PURCHASE, "price", about="of all devices of the row"),
-    TableColumn(Figure("price_gpu_per_hour", about="of one device"), "price"),
-    TableColumn(Figure("price_purchase_gpu", about="of one device"), "price"),
-    TableColumn(CURRENCY, "text", about="one word, of the row's own prices"),
+    TableColumn(PRICE_PER_HOUR, "price", about="price of all devices of the row"),
+    TableColumn(PRICE_PURCHASE, "price", about="price of all devices of the row"),
+    TableColumn(Figure("price_gpu_per_hour", about="price of one device"), "price"),
+    TableColumn(Figure("price_purchase_gpu", about="price of one device"), "price"),
+    TableColumn(CURRENCY, "text", about="one word, for the row's own prices"),
 )
 
 COLUMNS = {column.name: column for column in _COLUMNS}

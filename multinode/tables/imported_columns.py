@@ -412,7 +412,7 @@ _EXPECTED: dict[ColumnKind, str] = {
     "count": "a whole number, at least 1",
     "number": "a number above 0",
     "epochs": "a number above 0",
-    "measured": "a positive number with a decimal point, without a unit or with the column's",
+    "measured": "a positive number with a decimal point, without a unit or with the unit of the column",
     "clock": "seconds, 2h05m, 28:04 (minutes) or 3:35:20 (hours)",
     "share": "a positive share, such as 0.45 or 45%",
     "price": "a positive price, without a currency",

@@ -17,8 +17,8 @@ from multinode.strict_yaml import yaml_nodes
 from multinode.tables.imported_titles import read_title
 
 HINT = (
-    "a table has column names, such as gpu,gpus,batch,samples/s in a CSV, and one row per training; TSV, Markdown, "
-    "aligned text, JSON and YAML are read too"
+    "a table has column names, such as gpu,gpus,batch,samples/s in a CSV, and one row per training run; TSV, "
+    "Markdown, aligned text, JSON and YAML are read too"
 )
 FORMS = (".csv", ".tsv", ".md", ".markdown", ".txt", ".json", ".jsonl", ".yaml", ".yml")
 """Suffixes of supported files."""
@@ -216,7 +216,7 @@ def _read_text(text: str) -> list[Form]:
             blocks[-1].append((number, line.expandtabs()))
     tables = [block for block in blocks if len(block) > 1 and len(_cut(block)[0][1]) > 1]
     if not tables:
-        raise TableError("it has no table; expected a line of titles, gpus  samples/s, with two blanks or | between", 1)
+        raise TableError("it has no table; expected a line of titles, gpus  samples/s, separated by two spaces or |", 1)
     return [_of_grid(_cut(block)) for block in tables]
 
 
@@ -301,7 +301,8 @@ def _json_row(number: int, row: Any, titles: Sequence[str]) -> list[Cell]:
     if isinstance(row, dict):
         return _json_cells(number, row)
     if not isinstance(row, list) or len(row) != len(titles):
-        raise TableError(f"expected an object, or a list of {len(titles)} cells", number, separator=_IN_ROW)
+        expected = f"an object, or a list of {len(titles)} cells" if titles else "an object"
+        raise TableError(f"expected {expected}", number, separator=_IN_ROW)
     return [Cell(number, title, _json_text(value, number), _IN_ROW) for title, value in zip(titles, row, strict=True)]
 
 

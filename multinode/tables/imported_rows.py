@@ -18,6 +18,7 @@ import msgspec
 from multinode.cluster.accelerators import short_device_name
 from multinode.errors import UsageError
 from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.model.workload import JobSettings
 from multinode.predict.rounded import product
 from multinode.records.files import read_text
@@ -46,10 +47,16 @@ from multinode.tables.imported_forms import FORMS, HINT
 from multinode.tables.imported_table import Extras, ImportedRow, ImportedTable, parse_table
 from multinode.tables.row_shortfall import with_shortfalls
 
-_OUT_OF = {
-    "gpu": "the GPU ran out of memory, according to the table",
-    "node": ("the node ran out of memory, according to the table"),
-}
+_LACKING = RuleGroup("Rows of an imported table without figures")
+_OUT_OF_MEMORY = _LACKING.rule(
+    "out-of-memory",
+    about="a row that says so",
+    message="the {memory_of} ran out of memory, according to the table",
+)
+_NO_FIGURES = _LACKING.rule(
+    "no-figures", about="a row without any figure of a training", message="the table has no figures for it"
+)
+_OUT_OF = {"gpu": "GPU", "node": "node"}
 # Results of a training; a row without any of them has no training.
 _MEASURED = {imported.column.name for imported in IMPORTED.values() if imported.is_measured}
 # What only the judgement of the network needs: it says itself which of them is missing.
@@ -72,7 +79,7 @@ def imported_rows(rows: Sequence[ImportedRow]) -> tuple[CellRow, ...]:
 
 def _row(row: ImportedRow, label: str) -> CellRow:
     figures = with_derived(row.figures)
-    state, reason = _state(row, figures)
+    state, why = _state(row, figures)
     values = row.words | {name: _value(name, figure) for name, figure in figures.items()}
     rdma = row.words.get("rdma")
     if rdma is not None:
@@ -89,7 +96,7 @@ def _row(row: ImportedRow, label: str) -> CellRow:
             "source": "imported",
             "state": state,
             "out_of": row.out_of,
-            "reason": reason,
+            "why": why,
             "settings": JobSettings(**settings),
             "varied": dict(row.labels),
             "contradictions": _contradictions(row),
@@ -98,10 +105,10 @@ def _row(row: ImportedRow, label: str) -> CellRow:
     )
 
 
-def _state(row: ImportedRow, figures: Mapping[str, Estimate]) -> tuple[str, str]:
+def _state(row: ImportedRow, figures: Mapping[str, Estimate]) -> tuple[str, Finding | None]:
     if row.out_of is not None:
-        return "out_of_memory", _OUT_OF[row.out_of]
-    return ("skipped", "the table has no figures for it") if _MEASURED.isdisjoint(figures) else (MEASURED, "")
+        return "out_of_memory", _OUT_OF_MEMORY.found(None, memory_of=_OUT_OF[row.out_of])
+    return ("skipped", _NO_FIGURES.found(None)) if _MEASURED.isdisjoint(figures) else (MEASURED, None)
 
 
 def _contradictions(row: ImportedRow) -> tuple[Contradiction, ...]:
@@ -292,7 +299,7 @@ def _notes(read: ImportedTable) -> Iterator[Finding]:
         yield LABEL_COLUMNS.found(None, names=", ".join(read.labels))
 
 
-_RULE = "Figures are those of the table; others are calculated from them or missing."
+_RULE = "Figures come from the imported table where it has them; the others are calculated from these, or are missing."
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,7 +67,7 @@ class ImportedRow(msgspec.Struct, frozen=True, kw_only=True):
 
     line: int  # its line in the file, counted from 1
     words: dict[str, str] = {}  # text cells, by the name of their column
-    figures: dict[str, Estimate] = {}  # numeric cells, likewise, in the column's unit
+    figures: dict[str, Estimate] = {}  # numeric cells in the column's unit, by the name of their column
     labels: dict[str, str] = {}  # cells of text columns with unknown titles, by their title
     out_of: str | None = None  # whose memory ran out, `gpu` or `node`, if the row says so
 
@@ -114,9 +114,10 @@ def _chosen(forms: Sequence[Form], number: int | None) -> Form:
         return forms[number - 1]
     tables = "; ".join(f"{at} {_titles_of(form)}" for at, form in enumerate(forms, 1))
     if number is None:
-        raise TableError(f"it has {len(forms)} tables: {tables}", None, "--table N reads one of them")
+        raise TableError(f"it has {len(forms)} tables: {tables}", None, "read one of them with --table N")
     count = "1 table" if len(forms) == 1 else f"{len(forms)} tables"
-    raise TableError(f"--table {number}: it has {count}: {tables}", None, f"--table expects 1 to {len(forms)}")
+    hint = "remove --table" if len(forms) == 1 else f"--table expects 1 to {len(forms)}"
+    raise TableError(f"--table {number}: it has {count}: {tables}", None, hint)
 
 
 def _is_result(title: str) -> bool:
@@ -160,7 +161,7 @@ def make_table(form: Form, extras: Extras) -> ImportedTable:
     if skips and not any(row.is_measured for row in rows):
         skipped = ", ".join(map(_shown, titles.ignored)) or "unknown columns"
         raise TableError(
-            f"nothing measured is left without {skipped}", None, "--column 'TITLE=samples/s' says what one of them is"
+            f"nothing measured is left without {skipped}", None, "say what one of them is: --column 'TITLE=samples/s'"
         )
     return ImportedTable(rows=tuple(rows), ignored=tuple(titles.ignored), labels=tuple(titles.labels))
 

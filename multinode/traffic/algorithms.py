@@ -88,7 +88,7 @@ class Algorithm(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     source: str  # its reference
     flows: Callable[[Layout], Flows]  # for this number of nodes and workers per node
-    steps: Callable[[Layout], MessageSteps]  # likewise, the number of consecutive messages
+    steps: Callable[[Layout], MessageSteps]  # consecutive messages of each of these workers
     in_turns: bool = False  # whether two workers that send each other large messages do so one after the other
 
 

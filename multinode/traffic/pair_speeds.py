@@ -70,7 +70,7 @@ class RawTcp(msgspec.Struct, frozen=True, kw_only=True):
     # every node sends to the next while it receives from the previous, over one connection: the median of the turns
     # with collectives
     one: tuple[PairSpeed, ...] = ()
-    several: tuple[PairSpeed, ...] = ()  # likewise over several connections
+    several: tuple[PairSpeed, ...] = ()  # over several connections
     connections: int = 0  # their number; 0 if nothing was measured
     latency: tuple[RoundTrip, ...] = ()  # round trips along the same ring
     pairs: tuple[PairSpeed, ...] = ()  # every pair, both ways, disjoint pairs at once; empty if not asked for
@@ -229,7 +229,8 @@ _ODD = {
         "node",
         about="a node that is slow both ways with every peer",
         message="{node} sends and receives at most {best} with any peer, {measure}",
-        hint="check the cable, switch port and other traffic of {node!s}; on {node!s}: ip -s link; tc -s qdisc",
+        hint="check the cable, switch port and other traffic of {node!s}; run this on {node!s}: ip -s link; tc -s "
+        "qdisc",
     ),
     "sends": _odd(
         "sends",
@@ -248,8 +249,8 @@ _ODD = {
         "cable",
         about="two nodes that are slow both ways",
         message="a stream between {node} and {peer} reaches at most {best} in both directions, {measure}",
-        hint="check the cable, NIC and switch port of {node!s} and {peer!s}, and the path between; on both: ip -s "
-        "link; replace one cable",
+        hint="check the cable, NIC and switch port of {node!s} and {peer!s}, and the path between them; run this on "
+        "both: ip -s link; replace one cable",
     ),
     "one_way": _odd(
         "one_way",

@@ -253,7 +253,7 @@ SMALL_BYTES = 1 << 10
 _REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "broadcast"})
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class Work(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="work"):
     """The work of a training."""
 
     strategy: Strategy  # of the calibration runs

@@ -30,7 +30,7 @@ class FakeTransport(Transport):
         answer = self._handler(node, command, stdin)
         return answer if isinstance(answer, Completed) else Completed(exit_code=0, stdout=b"".join(answer), stderr=b"")
 
-    def open(self, node: Node, command: str, *, deadline_s: float) -> FakeStream:  # noqa: ARG002 - as above
+    def open(self, node: Node, command: str, *, deadline_s: float) -> FakeStream:  # noqa: ARG002 - the base class has it
         """A stream that calls the handler when it is first read. See `Transport.open`."""
         self.streams.append(FakeStream(self, node, command))
         return self.streams[-1]

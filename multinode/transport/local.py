@@ -49,9 +49,9 @@ class LocalTransport(Transport):
             NodeFailed: the shell could not be started, or there is no home directory.
         """
         try:
-            home = self._home or Path.home()
+            home = str(self._home or Path.home())
             kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
-            process = start_piped(["sh", "-c", command], {**kept, "HOME": str(home)}, home)
+            process = start_piped(["sh", "-c", command], {**kept, "HOME": home}, home)
         except (OSError, RuntimeError) as error:
             raise NodeFailed(
                 f"cannot start a command in the home directory: {error}", node=node.name, hint="ls -ld ~"
@@ -62,7 +62,7 @@ class LocalTransport(Transport):
         """Nothing is kept open."""
 
 
-def start_piped(argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> subprocess.Popen[bytes]:
+def start_piped(argv: Sequence[str], env: Mapping[str, str], cwd: str | None = None) -> subprocess.Popen[bytes]:
     """Start a program with pipes; Ctrl-C in the controller's terminal does not reach it, as over SSH."""
     pipe = subprocess.PIPE
     return subprocess.Popen(

@@ -1,8 +1,8 @@
 """SSH through the system's `ssh`: one persistent connection per node (a master), with a session per command.
 
 Configuration, keys, host keys and second factors are up to OpenSSH. A master of the user is used, and never closed;
-otherwise ours, which closes with the command, or a minute after the controller was killed. A jump host has a master of
-its own, so that any number of nodes behind it costs one login there.
+otherwise ours, which closes when the command ends, or a minute after the controller is killed. A jump host has a master
+of its own, so that any number of nodes behind it costs one login there.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class OpensshTransport(Transport):
         """Start a command and communicate with it. See `Transport.open`."""
         end = time.monotonic() + deadline_s
         link = self._connect(node, end)
-        log = self._file(".log")
+        log = self._file(node, ".log")
         try:
             process = start_piped([*_session(node, link, log), command], _environment())
         except OSError as error:
@@ -232,7 +232,7 @@ class OpensshTransport(Transport):
         if settings.controlpath != "none" and self._has_master(node, Path(settings.controlpath)):
             link.path, link.is_own = Path(settings.controlpath), False
             return
-        link.path, link.is_own, link.log = None, True, self._file(".log")
+        link.path, link.is_own, link.log = None, True, self._file(node, ".log")
         through: list[str] = []
         gate = _gate(node, settings)
         link.gate = None
@@ -240,7 +240,7 @@ class OpensshTransport(Transport):
             way = self._connect_gate(gate, node, end)
             link.gate = gate, way, len(_read(way.log))
             through = ["-o", f"ProxyCommand={_through(gate, way)}", "-o", "ProxyUseFdpass=no"]
-        path = self._file(".s")
+        path = self._file(node, ".s")
         began = time.monotonic()
         self._log_in(node, link, settings, ["-S", str(path), *through], end)
         _LOG.debug("%s: logged in to %s in %.2f s", node.name, settings.where, time.monotonic() - began)
@@ -294,10 +294,10 @@ class OpensshTransport(Transport):
         pairs = (line.partition(" ") for line in ended.stdout.splitlines())
         return _Settings(**{name: value for name, _, value in pairs if name in _Settings._fields})
 
-    def _file(self, suffix: str) -> Path:
+    def _file(self, node: Node, suffix: str) -> Path:
         with self._lock:
             if self._is_closed:
-                raise ContactLost("the connection was closed while opening")
+                raise ContactLost("the connection was closed while opening", node=node.name)
             if self._directory is None or not self._directory.is_dir():
                 self._directory = _make_directory(os.environ)
             return self._directory / f"{next(self._numbers)}{suffix}"
@@ -427,7 +427,7 @@ def _explain(node: Node, link: _Link, settings: _Settings, *, is_late: bool) -> 
         last = words.splitlines()[-1:] or ["ssh exited without a message"]
         return refusals.OTHERWISE.error(node, values, reason=last[0])
     refusal, named = match
-    values |= {name: text for name, text in named.items() if text}
+    values |= named
     if refusal is refusals.UNKNOWN_KEY:
         refusal, more = _unknown_key(log, settings)
     elif refusal is refusals.REFUSED_KEY:
@@ -440,7 +440,7 @@ def _explain(node: Node, link: _Link, settings: _Settings, *, is_late: bool) -> 
         refusal, more = refusals.NOT_SSH, {}
     else:
         more = {}
-    return refusal.error(node, values | more)
+    return refusal.error(node, values, **more)
 
 
 def _fingerprint(path: Path, number: int) -> str:
@@ -452,7 +452,7 @@ def _fingerprint(path: Path, number: int) -> str:
     return "SHA256:" + binascii.b2a_base64(digest, newline=False).decode().rstrip("=")
 
 
-_Found = tuple[refusals.Refusal, dict[str, object]]
+_Found = tuple[refusals.Refusal, Mapping[str, object]]
 
 
 def _unknown_key(log: str, settings: _Settings) -> _Found:
@@ -471,10 +471,9 @@ def _refused_key(log: str, message: str) -> _Found:
         return refusals.SECOND_FACTOR, {"methods": words}
     if "publickey" not in methods.split(","):
         return refusals.NO_KEY_TAKEN, {"methods": words}
-    for refusal in (refusals.OPEN_KEY, refusals.BAD_KEY, refusals.AGENT_REFUSED):
-        match = re.search(str(refusal.says), message)
-        if match:
-            return refusal, dict(match.groupdict())
+    match = refusals.find_refusal(message, (refusals.OPEN_KEY, refusals.BAD_KEY, refusals.AGENT_REFUSED))
+    if match is not None:
+        return match
     accepted = re.findall(r"Server accepts key: (.+?) [A-Z0-9-]+ SHA256:", log)
     if accepted:
         return refusals.LOCKED_KEY, {"file": shlex.quote(accepted[-1])}
@@ -486,7 +485,7 @@ def _refused_by_gate(link: _Link) -> _Found:
     values: dict[str, object] = {"gate": gate.name if gate else "", "reason": "no reason given"}
     refusal = refusals.find_refusal(_read(way.log)[seen:], (refusals.FORWARD_REFUSED, refusals.TARGET_REFUSED))
     if refusal is not None:
-        return refusal[0], values | {name: text for name, text in refusal[1].items() if text}
+        return refusal[0], values | refusal[1]
     return (refusals.TARGET_REFUSED if way.log is None else refusals.NO_PLACE), values
 
 

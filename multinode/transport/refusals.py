@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -28,11 +27,12 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     kind: type[MultinodeError]  # the error class
     catches: str  # the problem, for a list
     message: str  # the problem, with `{names}` for values known at run time
-    # the fix, likewise; each line after the first is a command. `{login}` is `ssh NODE` as typed, `{verbose}` the same
-    # with `-v`, `{accept}` the same where it asks about an unknown host key.
+    # the fix, with `{names}`; each line after the first is a command. `{login}` is `ssh NODE` as typed, `{verbose}` is
+    # it with `-v`, `{accept}` asks about an unknown host key.
     hint: str
-    # the output of OpenSSH's client, or of srun; its named groups are values for `message` and `hint`
-    says: str | None = None
+    # what OpenSSH's client or srun prints (text_pattern), with values for `message` and `hint`; none where the caller
+    # finds the reason in another way
+    texts: tuple[str, ...] = ()
 
     def error(self, node: Node, values: Mapping[str, object] | None = None, **more: object) -> MultinodeError:
         """The error, on a node."""
@@ -44,9 +44,13 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
             **(values or {}),
             **more,
         }
-        hint = [as_steps(line.format_map(texts), [node]) for line in self.hint.split("\n")]
-        message = self.message.format_map(texts)
-        return self.kind(message, node=node.name, ran=as_steps(f"{_login(node)} true", [node]), hint=hint)
+        message, hint = self.worded(texts)
+        steps = [as_steps(line, [node]) for line in hint]
+        return self.kind(message, node=node.name, ran=as_steps(f"{_login(node)} true", [node]), hint=steps)
+
+    def worded(self, values: Mapping[str, object]) -> tuple[str, list[str]]:
+        """Message, and lines of the hint, with these values."""
+        return self.message.format_map(values), [line.format_map(values) for line in self.hint.split("\n")]
 
 
 NO_ANSWER = Refusal(
@@ -54,14 +58,14 @@ NO_ANSWER = Refusal(
     catches="a name server does not answer",
     message="could not resolve {host!r}: the name servers do not answer",
     hint="check /etc/resolv.conf on this machine, or use an address or a line in /etc/hosts",
-    says=r"Could not resolve hostname (?P<host>[^:]*): Temporary failure",
+    texts=("Could not resolve hostname {host}: Temporary failure",),
 )
 NO_NAME = Refusal(
     kind=ResolveError,
     catches="a node's name does not resolve",
     message="the name {host!r} does not resolve to an address",
     hint="correct the name in the hostfile, or give it a HostName in ~/.ssh/config",
-    says=r"Could not resolve hostname (?P<host>[^:]*):|hostname contains invalid characters",
+    texts=("Could not resolve hostname {host}:", "hostname contains invalid characters"),
 )
 CHANGED_KEY = Refusal(
     kind=HostKeyError,
@@ -75,7 +79,7 @@ CHANGED_KEY = Refusal(
         "command here:\nssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub\nssh-keygen -f {file} -R {entry} && {accept} "
         "true"
     ),
-    says=r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+    texts=("REMOTE HOST IDENTIFICATION HAS CHANGED",),
 )
 REVOKED_KEY = Refusal(
     kind=HostKeyError,
@@ -85,7 +89,7 @@ REVOKED_KEY = Refusal(
         "if this is a mistake, remove it from RevokedHostKeys or @revoked; otherwise create a new key on the node, as "
         "root:\nrm /etc/ssh/ssh_host_*; ssh-keygen -A"
     ),
-    says=r"REVOKED HOST KEY|revoked by file|was revoked",
+    texts=("REVOKED HOST KEY", "revoked by file", "was revoked"),
 )
 BAD_CERTIFICATE = Refusal(
     kind=HostKeyError,
@@ -113,7 +117,7 @@ UNKNOWN_KEY = Refusal(
     catches="a host key is not in known_hosts",
     message="its host key is unknown ({fingerprint})",
     hint="compare the fingerprint and accept it once:\n{accept} true",
-    says=r"Host key verification failed|No \S+ host key is known",
+    texts=("Host key verification failed", "No ... host key is known"),
 )
 NO_ALGORITHM = Refusal(
     kind=ConnectError,
@@ -121,15 +125,20 @@ NO_ALGORITHM = Refusal(
     message="no SSH connection to {where}: no {what} in common; it offers {offer}",
     hint="allow one of these for it in ~/.ssh/config (KexAlgorithms, HostKeyAlgorithms, Ciphers or MACs, with + before "
     "the name), or update its sshd",
-    says=r"no matching (?P<what>.+?) found\. Their offer: (?P<offer>\S+)",
+    texts=("no matching {what} found. Their offer: {offer}",),
 )
 NOT_SSH = Refusal(
     kind=ConnectError,
     catches="something other than sshd listens on the node's port",
     message="no SSH connection to {where}: something other than sshd listens there",
     hint="set sshd's port in the hostfile: port=",
-    says=r"banner line contains invalid characters|No banner received|Bad remote protocol|invalid format|"
-    r"Protocol major versions differ",
+    texts=(
+        "banner line contains invalid characters",
+        "No banner received",
+        "Bad remote protocol",
+        "invalid format",
+        "Protocol major versions differ",
+    ),
 )
 NO_PLACE = Refusal(
     kind=ConnectError,
@@ -142,36 +151,44 @@ NO_PLACE = Refusal(
         "close other logins there or raise MaxStartups in its sshd_config; check whether fail2ban or "
         "PerSourcePenalties blocks this machine"
     ),
-    says=r"(?:kex|ssh)_exchange_identification: (?:read: )?Connection (?:closed|reset)|MaxStartups|"
-    r"Not allowed at this time",
+    texts=(
+        "_exchange_identification: ...Connection closed",
+        "_exchange_identification: ...Connection reset",
+        "MaxStartups",
+        "Not allowed at this time",
+    ),
 )
 FROZEN = Refusal(
     kind=ConnectError,
     catches="sshd is frozen or overloaded",
     message="no SSH connection to {where}: the port accepts connections, but sshd does not answer in time",
     hint="sshd hangs there, or another program listens: restart it from the node's console",
-    says=r"timed out during banner exchange|Connection to \S+ port \d+ timed out",
+    texts=("timed out during banner exchange", "Connection to ... port ... timed out"),
 )
 REFUSED = Refusal(
     kind=ConnectError,
     catches="no sshd listens on the node's port",
     message="no SSH connection to {where}: refused",
     hint="no sshd listens there: start it on the node, or set another port= in the hostfile",
-    says=r"connect to host .*: Connection refused",
+    texts=("connect to host ...: Connection refused",),
 )
 TIMED_OUT = Refusal(
     kind=ConnectError,
     catches="a node is down, or a firewall drops SSH",
     message="no SSH connection to {where}: timed out",
     hint="the node is down, or a firewall drops the packets: try to ping it",
-    says=r"connect to host .*: (?:Connection|Operation) timed out",
+    texts=("connect to host ...: Connection timed out", "connect to host ...: Operation timed out"),
 )
 NO_ROUTE = Refusal(
     kind=ConnectError,
     catches="no route to a node",
     message="no SSH connection to {where}: no route to it",
     hint="the node is down or in another network: check its address and power",
-    says=r"connect to host .*: (?:No route to host|Network is unreachable|Host is down)",
+    texts=(
+        "connect to host ...: No route to host",
+        "connect to host ...: Network is unreachable",
+        "connect to host ...: Host is down",
+    ),
 )
 STILL_OPENING = Refusal(
     kind=ConnectError,
@@ -187,21 +204,21 @@ FORWARD_REFUSED = Refusal(
         "no-port-forwarding for your key there"
     ),
     hint="allow it there (AllowTcpForwarding yes), or name another jump host: jump= in the hostfile",
-    says=r"administratively prohibited",
+    texts=("administratively prohibited",),
 )
 TARGET_REFUSED = Refusal(
     kind=ConnectError,
     catches="a jump host cannot reach a node",
     message="its jump host {gate} cannot reach {where}: {reason}",
     hint="correct the name, address or port that the jump host uses for the node, and check that the node is up",
-    says=r"open failed: connect failed: (?P<reason>[^\r\n]*)",
+    texts=("open failed: connect failed: {reason}",),
 )
 TOO_MANY_KEYS = Refusal(
     kind=AuthError,
     catches="more keys are offered than sshd accepts (MaxAuthTries)",
     message="sshd accepts no more keys: too many authentication failures (offered: {tried})",
     hint="offer only the right key: IdentitiesOnly yes and IdentityFile for it in ~/.ssh/config",
-    says=r"Too many authentication failures",
+    texts=("Too many authentication failures",),
 )
 SECOND_FACTOR = Refusal(
     kind=AuthError,
@@ -217,7 +234,7 @@ REFUSED_KEY = Refusal(
     catches="a node refuses your keys",
     message="it refused your keys for user {user!r} (tried: {tried})",
     hint="set user= and key= in the hostfile (User and IdentityFile for a jump host), or copy your key to it:\n{copy}",
-    says=r"Permission denied \([^)]*\)",
+    texts=("Permission denied (...)",),
 )
 NO_KEY_TAKEN = Refusal(
     kind=AuthError,
@@ -234,7 +251,7 @@ OPEN_KEY = Refusal(
     catches="a private key is readable by others, so ssh does not use it",
     message="its key {file} is readable by others, so ssh does not use it",
     hint="restrict it:\nchmod 600 {file}",
-    says=r"Permissions \d+ for '(?P<file>[^']+)' are too open",
+    texts=("Permissions ... for '{file}' are too open",),
 )
 LOCKED_KEY = Refusal(
     kind=AuthError,
@@ -245,19 +262,19 @@ LOCKED_KEY = Refusal(
 AGENT_REFUSED = Refusal(
     kind=AuthError,
     catches="an SSH agent does not sign (a key needs confirmation or touch, or the agent is locked)",
-    message="the SSH agent did not sign with a key that the node accepts: {reason}",
+    message="the SSH agent did not sign with a key that the node accepts: signing failed{reason}",
     hint=(
         "confirm or touch the key for one login by hand, and multinode reuses that connection: set ControlMaster "
         "auto, ControlPath ~/.ssh/cm-%C, ControlPersist 8h for it in ~/.ssh/config; then:\n{login} true"
     ),
-    says=r"sign_and_send_pubkey: (?P<reason>signing failed[^\r\n]*)",
+    texts=("sign_and_send_pubkey: signing failed{reason}",),
 )
 BAD_KEY = Refusal(
     kind=AuthError,
     catches="a key file is not a private key",
     message="its key {file} is unusable: {reason}",
     hint="use the private key, not the .pub file: key= in the hostfile, or IdentityFile",
-    says=r'Load key "(?P<file>[^"]+)": (?P<reason>[^\r\n]*)',
+    texts=('Load key "{file}": {reason}',),
 )
 MAX_SESSIONS = Refusal(
     kind=ConnectError,
@@ -267,7 +284,7 @@ MAX_SESSIONS = Refusal(
         "raise MaxSessions in its sshd_config (3 is enough); or close your own full connection (ControlMaster):\nssh "
         "-O exit {name}"
     ),
-    says=r"Session open refused by peer|session request failed",
+    texts=("Session open refused by peer", "session request failed"),
 )
 NO_EXEC = Refusal(
     kind=NodeFailed,
@@ -277,7 +294,7 @@ NO_EXEC = Refusal(
         "the user's shell must exist (getent passwd USER on its console), and its sshd_config must not force "
         "internal-sftp"
     ),
-    says=r"exec request failed",
+    texts=("exec request failed",),
 )
 LOGIN_ENDED = Refusal(
     kind=AuthError,
@@ -287,7 +304,7 @@ LOGIN_ENDED = Refusal(
         "see sshd's log on the node (journalctl -u ssh): an expired account, access rules, /etc/nologin; to use "
         "another user, set user= in the hostfile"
     ),
-    says=r"Connection (?:closed|reset) by|Received disconnect from \S+ port \d+:\d+: *(?P<reason>[^\r\n]*)",
+    texts=("Connection closed by", "Connection reset by", "Received disconnect from ... port ...:...: {reason}"),
 )
 SLOW_LOGIN = Refusal(
     kind=ConnectError,
@@ -315,8 +332,8 @@ SWALLOWED = Refusal(
     catches="a shell exits before it runs a command: `exit` in ~/.bashrc, or another ForceCommand",
     message="a start-up script there (~/.bashrc, ~/.ssh/rc, a ForceCommand) swallowed the command{printed}",
     hint=(
-        "this command must print ok immediately; move what prevents it behind a test for a terminal, such as [ -t 0 "
-        "]:\n{login} echo ok"
+        "the command below must print ok immediately; a start-up script may run what prevents this only after a test "
+        "for a terminal, such as [ -t 0 ]:\n{login} echo ok"
     ),
 )
 SILENT = Refusal(
@@ -327,8 +344,8 @@ SILENT = Refusal(
         "a ForceCommand) swallows it, or the node hangs{printed}"
     ),
     hint=(
-        "this command must print ok immediately; move what prevents it behind a test for a terminal, such as [ -t 0 "
-        "]:\n{login} echo ok"
+        "the command below must print ok immediately; a start-up script may run what prevents this only after a test "
+        "for a terminal, such as [ -t 0 ]:\n{login} echo ok"
     ),
 )
 NO_PYTHON = Refusal(
@@ -374,47 +391,45 @@ SLURM_REFUSALS = (
         catches="a Slurm job has ended",
         message="Slurm job {job} has ended and no longer holds its nodes",
         hint=NEW_ALLOCATION,
-        says="(?i)invalid job id|already complet|unable to confirm allocation|has expired|revoked",
+        texts=("invalid job id", "already complet...", "unable to confirm allocation", "has expired", "revoked"),
     ),
     Refusal(
         kind=NodeFailed,
         catches="a Slurm job does not hold a node",
         message="Slurm job {job} does not (or no longer) hold this node",
         hint="see its nodes and their state: squeue --job {job}; sinfo -N -l",
-        says="(?i)node configuration is not available|invalid node name|not in this job",
+        texts=("node configuration is not available", "invalid node name", "not in this job"),
     ),
     Refusal(
         kind=NodeFailed,
-        catches="Slurm allows you no step",
+        catches="Slurm does not allow you to start a step",
         message="Slurm does not allow you to start a step in job {job}",
         hint="it must be your own job, and munge must run on every node",
-        says="(?i)permission denied|invalid user|credential",
+        texts=("permission denied", "invalid user", "credential..."),
     ),
     Refusal(
         kind=NodeFailed,
-        catches="a Slurm job has reached its limit of steps",
-        message="Slurm job {job} has reached its limit of steps (MaxStepCount)",
+        catches="a Slurm job has reached its step limit",
+        message="Slurm job {job} has reached its step limit (MaxStepCount)",
         hint=NEW_ALLOCATION,
-        says="(?i)step limit",
+        texts=("step limit",),
     ),
     Refusal(
         kind=ConnectError,
         catches="slurmctld does not answer",
         message="slurmctld does not answer, so no step can be started",
         hint="see whether it is running: scontrol ping",
-        says="(?i)contact slurm controller|contacting slurm|connection refused|connection timed out",
+        texts=("contact slurm controller", "contacting slurm...", "connection refused", "connection timed out"),
     ),
 )
 """Why no step starts, by what srun prints; the first match counts."""
 
 
 def find_refusal(words: str, among: Sequence[Refusal] = REFUSALS) -> tuple[Refusal, dict[str, str]] | None:
-    """The reason in the output of OpenSSH's client or srun, with its values; None if there is none."""
-    for refusal in among:
-        match = re.search(refusal.says, words) if refusal.says is not None else None
-        if match:
-            return refusal, {name: text or "" for name, text in match.groupdict().items()}
-    return None
+    """The first reason in the output of OpenSSH's client or srun, with its values; None if there is none."""
+    from multinode.text_pattern import find_first
+
+    return find_first(among, words)
 
 
 def of_jump_host(error: MultinodeError, gate: Node, node: Node) -> MultinodeError:

@@ -228,8 +228,9 @@ def _ask(*argv: str, stdin: str = "", environ: Mapping[str, str] | None = None) 
 def _raise_refusal(stderr: str, job: object, node: str | None) -> None:
     words = "\n".join(line for line in stderr.splitlines() if line.startswith(("srun: ", "slurm_", "scontrol: ")))
     if (found := find_refusal(words, SLURM_REFUSALS)) is not None:
-        refusal, _ = found
-        raise refusal.kind(refusal.message.format(job=job), node=node, hint=refusal.hint.format(job=job), detail=words)
+        refusal, values = found
+        message, hint = refusal.worded({"job": job, **values})
+        raise refusal.kind(message, node=node, hint=hint, detail=words)
     if "Unable to create step" in words:
         raise ConnectError(f"could not start a step: {_last_line(words)}", node=node, detail=words)
 

@@ -6,13 +6,13 @@ import msgspec
 
 from multinode.errors import UsageError
 from multinode.job.deepspeed import fit_batch
-from multinode.job.job import LlamaFactoryJob, override_job, parse_overrides
+from multinode.job.job import TrainingJob, change_arguments
 from multinode.job.job_files import Change, changed_job
 from multinode.job.planning import with_workers
 from multinode.launch.context import Launch
+from multinode.levers.averaging import ROUNDS
 from multinode.levers.levers import NONE
 from multinode.traffic.algorithms import Layout
-from multinode.tune.trial import ROUNDS
 
 
 def changed_launch(launch: Launch, change: Change, today: Layout) -> Launch:
@@ -28,11 +28,11 @@ def changed_launch(launch: Launch, change: Change, today: Layout) -> Launch:
     workers_per_node = change.workers_per_node or launch.workers_per_node
     workers = (workers_per_node,) * nodes if workers_per_node else today.on(nodes).counts
     cluster, launch = with_workers(cluster.first(nodes), launch, workers)
-    if isinstance(job, LlamaFactoryJob):
-        job = _whole_rounds(fit_batch(changed_job(job, change), sum(workers)), change)
+    if job.training is not None:
+        job = _whole_rounds(fit_batch(changed_job(job.training, change), sum(workers)), change)
     elif change.overrides or change.deepspeed or change.env:
         raise UsageError(
-            "only settings of a LLaMA-Factory YAML can be changed",
+            "the settings of a script cannot be changed",
             hint="give it: multinode tune --judge speed --from RUN train.yaml",
         )
     # On one node the gradients pass no network.
@@ -43,9 +43,9 @@ def changed_launch(launch: Launch, change: Change, today: Layout) -> Launch:
     return msgspec.structs.replace(launch, cluster=cluster, job=job, environment=environment, levers=levers)
 
 
-def _whole_rounds(job: LlamaFactoryJob, change: Change) -> LlamaFactoryJob:
-    steps, rounds = job.config.get("max_steps"), change.levers.round_steps
+def _whole_rounds(job: TrainingJob, change: Change) -> TrainingJob:
+    steps, rounds = job.arguments.get("max_steps"), change.levers.round_steps
     least = ROUNDS * rounds if rounds > 1 else 0
     if type(steps) is not int or not 0 < steps < least:
         return job
-    return override_job(job, parse_overrides((f"max_steps={least}",)))
+    return change_arguments(job, {"max_steps": least})

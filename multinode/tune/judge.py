@@ -5,11 +5,15 @@ Runs of one seed have the same data in the same order, and are compared with eac
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
+from multinode.findings.finding import Finding, message_of
+from multinode.findings.rule import Rule, RuleGroup
 from multinode.stats.estimate import Estimate, of_repeats, ratio
 from multinode.tune.trial import (
     Candidate,
@@ -17,10 +21,12 @@ from multinode.tune.trial import (
     Judge,
     LeftOut,
     LossOf,
+    LossPoint,
     TrialRun,
     at_best_rate,
     end_loss,
     first_seed_losses,
+    loss_after,
     loss_of_all,
     points_of,
     samples_to,
@@ -31,6 +37,9 @@ SAME_LOSS = 0.005
 """Losses that differ by less than this part are equal: what rounding of gradients alone changes."""
 SOONER = 0.05
 """Of a time that was measured once, what is more than noise."""
+
+# Beyond so many times as many steps, in powers of two, nothing is said of what a gap becomes.
+_MOST_DOUBLINGS, _TENS = 4, 10
 
 LossVerdict = Literal["same", "better", "worse", "diverged"]
 Outcome = Literal["change", "inconclusive", "one_node", "baseline", "unjudged", "undecided"]
@@ -48,25 +57,29 @@ class TunedRow(msgspec.Struct, frozen=True, kw_only=True):
 
     candidate: Candidate
     state: str
-    reason: str = ""
+    why: Finding | None = None  # it, or a repeat of it, has no figures
     run_ids: tuple[str, ...] = ()
-    # with the scatter over the seeds, as every Estimate here; of one seed the interval is empty
+    # with the variation over the seeds, like every Estimate here; with one seed, the interval is empty
     samples_per_s: Estimate | None = None
-    loss: Estimate | None = None  # at the end, after as many samples as all others
-    gain: Estimate | None = None  # samples/s over those of the unchanged training, seed by seed
-    gain_error: float | None = None  # of the predicted gain: over the measured one, minus 1; None without a prediction
-    is_covered: bool | None = None  # whether the measured gain is within the predicted interval; likewise
+    samples: int | None = None  # of a run that is judged by loss
+    loss: Estimate | None = None  # at the end
+    gain: Estimate | None = None  # samples/s relative to the unchanged training, seed by seed
+    gain_error: float | None = None  # predicted gain divided by measured gain, minus 1; None without a prediction
+    is_covered: bool | None = None  # whether it is within the predicted interval; None without a prediction
     against_baseline: Estimate | None = None  # its loss over that of the unchanged training, seed by seed
     # `worse` is beyond noise and more than rounding changes, with one seed more than rounding changes
     loss_verdict: LossVerdict | None = None
+    # of the unchanged training, after which its loss is no longer worse, if the gap goes on closing as over the second
+    # half; None where it is not worse, or the gap does not close
+    needs_steps: int | None = None
     # after which it is as good as the unchanged training at its end, within what rounding changes; None where a seed
     # did not reach it
     samples_to_loss: Estimate | None = None
-    time_to_loss_s: Estimate | None = None  # the same in seconds of training, without start-up, warm-up and evaluations
+    time_to_loss_s: Estimate | None = None  # training to that loss, without start-up, warm-up and evaluations
     reached: int = 0  # seeds that reached it
     # time of one node alone over its own: to that loss, or by speed for as many samples
     sooner: Estimate | None = None
-    # the same over the time of the unchanged training
+    # that time over the unchanged training's
     sooner_than_baseline: Estimate | None = None
     learning_rate: float | None = None  # that its runs have; the best of `rates` where several were tried
     rates: tuple[TriedRate, ...] = ()
@@ -75,12 +88,12 @@ class TunedRow(msgspec.Struct, frozen=True, kw_only=True):
 class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     """What `tune --json` prints; `tuning.json`."""
 
-    schema: str = "multinode.tuning/2"
+    schema: str = "multinode.tuning/3"
     run_id: str
     job: str  # in a few words
     judged_by: Judge = "loss"
     sources: tuple[str, ...] = ()  # runs of the unchanged training that the predictions are from; empty for its own
-    samples: int | None = None  # that every run judged by loss trains on
+    samples: int | None = None  # of a run of the unchanged training, where it is judged by loss
     steps: int = 0  # of a run of the unchanged training
     seeds: int = 1  # runs of each candidate that were asked for
     learning_rates: tuple[float, ...] = ()  # that the first seed was trained with; empty where all have the job's own
@@ -99,7 +112,7 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0  # runs that did not fit the budget, or are not yet made
     needed_s: float | None = None  # that these take, by the prediction; None where nothing is known
     notes: tuple[str, ...] = ()
-    verdict: str = ""  # one sentence; empty of a plan
+    verdict: Finding | None = None  # None of a plan
     file: str = ""  # the winner as `launch --with` takes it; empty where there is none
 
     def row(self, label: str | None) -> TunedRow | None:
@@ -144,8 +157,17 @@ def judge(tuning: Tuning, trials: Sequence[CandidateTrial]) -> Tuning:
         for trial in trials
     ]
     rows = tuple(
-        msgspec.structs.replace(_row(trial, mine, figures[0], figures[1], loss_of), rates=rates)
+        msgspec.structs.replace(
+            _row(trial, mine, figures[0], figures[1], loss_of),
+            rates=rates,
+        )
         for trial, mine, rates in zip(trials, figures, tried, strict=True)
+    )
+    rows = tuple(
+        msgspec.structs.replace(row, needs_steps=_needs_steps(trial, trials[0], loss_of, tuning.steps))
+        if row.loss_verdict == "worse"
+        else row
+        for row, trial in zip(rows, trials, strict=True)
     )
     outcome, recommended, best = _choose(rows)
     judged = msgspec.structs.replace(
@@ -178,9 +200,12 @@ def _row(trial: CandidateTrial, mine: _BySeed, baseline: _BySeed, alone: _BySeed
     return TunedRow(
         candidate=trial.candidate,
         state=trial.state,
-        reason=trial.reason,
+        why=trial.why,
         run_ids=tuple(run.run_id for run in trial.runs),
         samples_per_s=_estimate(figures.samples_per_s for figures in mine.values()),
+        samples=max(
+            (round(points[-1].samples) for run in trial.runs if (points := points_of(run, loss_of))), default=None
+        ),
         loss=_estimate(figures.loss for figures in mine.values()),
         gain=gain,
         gain_error=both[1].value / both[0].value - 1 if both is not None else None,
@@ -226,6 +251,27 @@ def _loss_verdict(beside: Estimate | None) -> LossVerdict | None:
     return "better" if beside.high < 1 and beside.value < 1 - SAME_LOSS else "same"
 
 
+def _needs_steps(trial: CandidateTrial, baseline: CandidateTrial, loss_of: LossOf, steps: int) -> int | None:
+    """By a power law of the steps, through the gaps at the half and at the end."""
+    references = {run.seed: points_of(run, loss_of) for run in baseline.runs}
+    pairs = [(points_of(run, loss_of), references.get(run.seed)) for run in trial.runs]
+    gaps = [(_gap(points, other, 1 / 2), _gap(points, other, 1.0)) for points, other in pairs if points and other]
+    halves, ends = ([gap for gap in side if gap is not None] for side in zip(*gaps, strict=True)) if gaps else ([], [])
+    if len(halves) < len(trial.runs) or len(ends) < len(trial.runs) or not trial.runs:
+        return None
+    half, end = statistics.fmean(halves), statistics.fmean(ends)
+    if end <= SAME_LOSS or half <= end:
+        return None
+    needed = (math.log(end) - math.log(SAME_LOSS)) / (math.log(half) - math.log(end))
+    return math.ceil(steps * 2.0**needed / _TENS) * _TENS if needed <= _MOST_DOUBLINGS else None
+
+
+def _gap(points: Sequence[LossPoint], other: Sequence[LossPoint], part: float) -> float | None:
+    """The loss over another one, minus 1, each after this part of its run: their rates have decayed as far."""
+    mine, theirs = (loss_after(each, part * each[-1].samples) for each in (points, other))
+    return None if mine is None or theirs is None else mine / theirs - 1
+
+
 def _choose(rows: Sequence[TunedRow]) -> tuple[Outcome, str | None, str | None]:
     baseline, alone, *changes = rows
     if baseline.sooner_than_baseline is None:
@@ -256,38 +302,112 @@ def _least(row: TunedRow, end: Callable[[Estimate], float]) -> float:
     return min((end(gain) for gain in (row.sooner, row.sooner_than_baseline) if gain is not None), default=0.0)
 
 
-def _verdict(tuning: Tuning) -> str:
-    unmeasured = [row for row in tuning.rows if row.state == "waiting"]
-    text = {
-        "change": _change,
-        "inconclusive": _inconclusive,
-        "one_node": _one_node,
-        "baseline": _baseline,
-        "unjudged": _unjudged,
-        "undecided": _undecided,
-    }[tuning.outcome](tuning)
-    if unmeasured and tuning.outcome != "unjudged":
-        text += f" {format_count(len(unmeasured), 'change')} not measured yet."
-    return text
+_VERDICTS = RuleGroup("Verdict of tune")
+_GAIN_FIGURES = ("change", "sooner")
+_CHANGE = _VERDICTS.rule(
+    "change",
+    about="a change that is better, beyond the noise",
+    message="Recommended: {change}. {gain}.{waiting}",
+    figures=_GAIN_FIGURES,
+)
+_CHANGE_ONCE = _VERDICTS.rule(
+    "change-once",
+    about="a change that is better in the one run that was made",
+    message="Recommended: {change}. {gain}. Only one {repeat} was measured, so the variation between {repeat}s is "
+    "unknown.{waiting}",
+    figures=_GAIN_FIGURES,
+)
+_MAYBE = _VERDICTS.rule(
+    "inconclusive",
+    about="a change that may be better",
+    message="Inconclusive: {change} may be better; {gain}. Measure more {repeat}s: --seeds.{waiting}",
+    figures=_GAIN_FIGURES,
+)
+_MAYBE_ONCE = _VERDICTS.rule(
+    "inconclusive-once",
+    about="a change that is slightly better in the one run that was made",
+    message="Inconclusive: with {change}, {gain}, but only one {repeat} was measured. Measure more {repeat}s: "
+    "--seeds.{waiting}",
+    figures=_GAIN_FIGURES,
+)
+_ONE_NODE = _VERDICTS.rule(
+    "one-node",
+    about="one node is better than every change",
+    message="Train on one node: {gain}, and {others}.{waiting}",
+    figures=("sooner",),
+)
+_BASELINE = _VERDICTS.rule(
+    "baseline",
+    about="nothing is better than the unchanged training",
+    message="Keep the training as it is{at}: {others}.{waiting}",
+)
+_UNDECIDED = _VERDICTS.rule(
+    "undecided",
+    about="only the unchanged training has been measured",
+    message="No recommendation yet: only the unchanged training has been measured.{waiting}",
+)
+_NO_FIGURES = _VERDICTS.rule(
+    "no-figures",
+    about="an unchanged training without figures",
+    message="No recommendation, because the unchanged training has no figures ({reason}).",
+    figures=("reason",),
+)
+_NO_LOSS = _VERDICTS.rule(
+    "no-loss",
+    about="runs that recorded no loss",
+    message="No recommendation: not every run recorded a loss, and speed is not enough.",
+)
+_DIVERGED = _VERDICTS.rule(
+    "diverged",
+    about="an unchanged training that diverged",
+    message="No recommendation: the unchanged training diverged, so there is no loss to reach.",
+)
 
 
-def _change(tuning: Tuning) -> str:
-    row = tuning.row(tuning.recommended)
-    if row is None:
-        return ""
-    sooner, seed = _sooner(tuning, row), _repeat(tuning)
-    text = f"Recommended: {row.candidate.name}. {sooner[0].upper()}{sooner[1:]}."
-    return text if _is_repeated(row) else f"{text} This is one {seed}; the variation between {seed}s is unknown."
+def _verdict(tuning: Tuning) -> Finding:
+    baseline = tuning.rows[0]
+    unmeasured = sum(row.state == "waiting" for row in tuning.rows)
+    waiting = f" {format_count(unmeasured, 'change')} not measured yet." if unmeasured else ""
+    changed = tuning.row(tuning.recommended if tuning.outcome == "change" else tuning.best)
+    if tuning.outcome in {"change", "inconclusive"} and changed is not None:
+        return _judge_change(tuning, changed, waiting)
+    if tuning.outcome == "one_node":
+        gain = tuning.rows[1].sooner_than_baseline
+        return _ONE_NODE.found(
+            None,
+            gain=_gain_of_one_node(tuning, gain.text("faster") if gain is not None else "faster"),
+            sooner=gain.value if gain is not None else None,
+            others=_no_change(tuning),
+            waiting=waiting,
+        )
+    if tuning.outcome == "baseline":
+        rate = baseline.learning_rate if baseline.rates else None
+        at = "" if rate is None else f", at learning rate {rate:g}"
+        return _BASELINE.found(None, at=at, others=_no_change(tuning), waiting=waiting)
+    if tuning.outcome == "undecided":
+        return _UNDECIDED.found(None, waiting=waiting)
+    if not baseline.run_ids:
+        return _NO_FIGURES.found(None, reason=message_of(baseline.why) or "it was not measured")
+    return (_DIVERGED if tuning.loss_of else _NO_LOSS).found(None)
 
 
-def _inconclusive(tuning: Tuning) -> str:
-    row = tuning.row(tuning.best)
-    if row is None:
-        return ""
-    more = f"Measure more {_repeat(tuning)}s: --seeds."
-    if _is_repeated(row):
-        return f"Inconclusive: {row.candidate.name} may be better: {_sooner(tuning, row)}. {more}"
-    return f"Inconclusive: {row.candidate.name}: {_sooner(tuning, row)}, with one {_repeat(tuning)}. {more}"
+def _judge_change(tuning: Tuning, row: TunedRow, waiting: str) -> Finding:
+    rules: tuple[Rule, Rule] = (_CHANGE, _CHANGE_ONCE) if tuning.outcome == "change" else (_MAYBE, _MAYBE_ONCE)
+    gain, sooner = _sooner(tuning, row), row.sooner or row.sooner_than_baseline
+    return rules[not _is_repeated(row)].found(
+        None,
+        change=row.candidate.name,
+        gain=f"{gain[:1].upper()}{gain[1:]}" if tuning.outcome == "change" else gain,
+        sooner=sooner.value if sooner is not None else None,
+        repeat=_repeat(tuning),
+        waiting=waiting,
+    )
+
+
+def _gain_of_one_node(tuning: Tuning, faster: str) -> str:
+    if tuning.judged_by == "speed":
+        return f"it trains {faster} than {format_count(tuning.rows[0].candidate.nodes, 'node')}"
+    return f"it reaches the loss of the unchanged training {faster}"
 
 
 def _repeat(tuning: Tuning) -> str:
@@ -307,40 +427,11 @@ def _sooner(tuning: Tuning, row: TunedRow) -> str:
     return f"it reaches {loss} {gain.text('faster')} than {reference}"
 
 
-def _one_node(tuning: Tuning) -> str:
-    gain = tuning.rows[1].sooner_than_baseline
-    faster = gain.text("faster") if gain is not None else "faster"
-    if tuning.judged_by == "speed":
-        nodes = format_count(tuning.rows[0].candidate.nodes, "node")
-        return f"Train on one node: it trains {faster} than {nodes}, and {_no_change(tuning)}."
-    return f"Train on one node: it reaches the loss of the unchanged training {faster}, and {_no_change(tuning)}."
-
-
-def _baseline(tuning: Tuning) -> str:
-    rate = tuning.rows[0].learning_rate if tuning.rows[0].rates else None
-    at = "" if rate is None else f", at learning rate {rate:g}"
-    return f"Keep the training as it is{at}: {_no_change(tuning)}."
-
-
 def _no_change(tuning: Tuning) -> str:
     measured = [row for row in tuning.rows[2:] if row.run_ids]
     if not measured:
         return "no change was measured" if tuning.rows[2:] else "no change is predicted to be worth a run"
     return "no measured change is better"
-
-
-def _undecided(_: Tuning) -> str:
-    return "No recommendation yet: only the unchanged training is measured."
-
-
-def _unjudged(tuning: Tuning) -> str:
-    baseline = tuning.rows[0]
-    if not baseline.run_ids:
-        why = baseline.reason or "it was not measured"
-        return f"No recommendation: the unchanged training has no figures: {why}."
-    if not tuning.loss_of:
-        return "No recommendation: not every run recorded a loss, and speed is not enough."
-    return "No recommendation: the unchanged training diverged, so there is no loss to reach."
 
 
 def _is_repeated(row: TunedRow) -> bool:

@@ -14,8 +14,9 @@ from pathlib import Path
 import msgspec
 
 from multinode.cluster.cluster import Cluster
-from multinode.errors import MultinodeError, RunFailed, UsageError
-from multinode.job.job import LlamaFactoryJob, describe_job, override_job, override_text
+from multinode.errors import MultinodeError, RunFailed
+from multinode.findings.finding import message_of
+from multinode.job.job import change_arguments, describe_job, override_text
 from multinode.job.job_files import Change, change_text
 from multinode.job.planning import workers_of_nodes
 from multinode.launch.context import Launch, RunContext
@@ -53,13 +54,14 @@ from multinode.tune.trial import (
     fits,
     spent_s,
     trial_job,
+    trial_steps,
 )
 
 _WINNER = "tuned.yaml"
 
 
 class Tuned(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished tuning."""
+    """A finished tuning run."""
 
     tuning: Tuning
     directory: Path  # its directory; its runs are in the same root
@@ -164,6 +166,7 @@ class _Tuner:
             self._list(request.sources)
         workers = [*layout.counts, *(candidate.workers_per_node or 1 for candidate in self._candidates)]
         self._launch = benchmark_mode(same_threads(request.launch, workers, context, "in every run"))
+        self._job = job_of(msgspec.structs.replace(request, launch=self._launch))
 
     def run(self, *, retries_failed: bool) -> None:
         """Run the first two, then the chosen candidates, then all for every seed."""
@@ -210,8 +213,9 @@ class _Tuner:
 
     def _require(self, baseline: CellRecord) -> None:
         if not baseline.run_ids:
+            reason = message_of(baseline.why) or "its run did not fit the budget"
             raise RunFailed(
-                f"the unchanged training has no figures: {baseline.reason or 'its run did not fit the budget'}",
+                f"the unchanged training has no figures: {reason}",
                 hint=f"all results are in {self._directory.path}",
             ).of_run(baseline.last_run)
 
@@ -240,32 +244,29 @@ class _Tuner:
     def _launch_of(self, cell: GridCell, number: int) -> Launch:
         candidate = next(listed for listed in self._candidates if listed.label == cell.label)
         rate, seed = self._rate_and_seed(cell, number)
-        launch, job = self._launch, self._launch.job
+        launch, job = self._launch, self._job
         if self._request.judge == "speed":
-            if isinstance(job, LlamaFactoryJob):
-                # Before the change, which may need more steps.
-                training = TrialTraining(steps=steps_to_run(self._request.steps), seed=seed)
-                launch = msgspec.structs.replace(launch, job=trial_job(job, training))
+            # Before the change, which may need more steps.
+            training = TrialTraining(steps=steps_to_run(self._request.steps), seed=seed)
+            launch = msgspec.structs.replace(launch, job=trial_job(job, training))
             return changed_launch(launch, candidate.change, self._layout)
         changed = changed_launch(launch, candidate.change, self._layout)
-        job = changed.job
-        if not isinstance(job, LlamaFactoryJob):
-            raise UsageError("only a LLaMA-Factory YAML can be judged by its loss")
+        job = job_of(msgspec.structs.replace(self._request, launch=changed))
         workers = sum(workers_of_nodes(changed.cluster, {}, changed.workers_per_node))
         batch = global_batch(read_settings(job), workers)
+        every = changed.levers.round_steps
         training = TrialTraining(
-            steps=max(1, round((self._tuning.samples or 0) / (batch or 1))),
+            steps=trial_steps((self._tuning.samples or 0) * candidate.samples_ratio, batch or 1, every),
             seed=seed,
-            every=candidate.change.levers.round_steps,
+            every=every,
             evaluation_samples=self._request.evaluation_samples,
         )
         if rate is not None:
-            job = override_job(job, {"learning_rate": rate})
+            job = change_arguments(job, {"learning_rate": rate})
         return msgspec.structs.replace(changed, job=trial_job(job, training))
 
     def _rate_and_seed(self, cell: GridCell, number: int) -> tuple[float | None, int]:
-        job = self._launch.job
-        seed = job.config.get("seed") if isinstance(job, LlamaFactoryJob) else DEFAULT_SEED
+        seed = self._job.arguments.get("seed")
         first = seed if type(seed) is int else DEFAULT_SEED
         record = next(recorded for recorded in self._series.record.cells if recorded.cell.label == cell.label)
         candidate = next(listed for listed in self._candidates if listed.label == cell.label)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from multinode.errors import MultinodeError, UsageError
-from multinode.job.job import Job, LlamaFactoryJob, describe_job
+from multinode.job.job import Job, describe_job, set_options
 from multinode.job.job_files import Change
 from multinode.job.planning import workers_of_nodes
 from multinode.launch.context import Launch
@@ -57,7 +57,7 @@ def trial_of(root: Path, candidate: Candidate, cell: CellRecord | None, judge: J
     return CandidateTrial(
         candidate=candidate,
         state=cell.state,
-        reason=cell.reason,
+        why=cell.why,
         runs=tuple(run for run in runs if run is not None),
     )
 
@@ -97,7 +97,7 @@ def _trial_run(directory: RunDirectory, number: int, judge: Judge) -> TrialRun |
     if record is None or not record.samples_per_s:
         return None
     # A script has no seed of ours: its runs are told apart by their number.
-    config = record.job.config if record.job is not None else {}
+    config = record.job.arguments if record.job is not None else {}
     seed, rate = config.get("seed"), config.get("learning_rate")
     losses, batch = Losses(), global_batch(record.settings, record.layout.workers)
     if judge == "loss":
@@ -136,7 +136,7 @@ class TuningRequest(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout | None = None  # of the unchanged training in the sources; None without sources
     picks: tuple[str, ...] = ()  # parts of names; only changes with one of them are tried. Empty is all
     link_measured: float | None = None  # Gbit/s of the measured link, if the NICs did not report it
-    steps: int  # of a run of the unchanged training; by loss the others train on as many samples
+    steps: int  # of a run of the unchanged training
     seeds: int  # runs of each candidate
     budget_s: float  # for all runs, those of earlier calls included
     most: int  # candidates that are tried, beside the unchanged training and one node alone
@@ -207,7 +207,7 @@ def _with_expected(
     if samples is None or around_s is None or rate is None:
         return candidate
     # By speed, all runs have as many steps.
-    samples_of_run = samples * candidate.step_ratio if request.judge == "speed" else samples
+    samples_of_run = samples * (candidate.step_ratio if request.judge == "speed" else candidate.samples_ratio)
     return msgspec.structs.replace(candidate, expected_s=around_s + samples_of_run / rate.value)
 
 
@@ -223,9 +223,9 @@ def job_of(request: TuningRequest) -> Job:
         UsageError: it trains nothing, or is a script and judged by its loss.
     """
     job = request.launch.job
-    if isinstance(job, Benchmark) or (request.judge == "loss" and not isinstance(job, LlamaFactoryJob)):
+    if isinstance(job, Benchmark) or (request.judge == "loss" and job.training is None):
         raise UsageError(
-            "tune sets the seed, steps and evaluations of a LLaMA-Factory YAML; this is a script",
+            "tune sets the seed, steps and evaluations of a training through its keys; this job is a script",
             hint="judge a script by its speed: --judge speed",
         )
     return job
@@ -240,9 +240,11 @@ def samples_of(request: TuningRequest, layout: Layout) -> int | None:
     job = job_of(request)
     batch = global_batch(read_settings(job), layout.workers)
     if batch is None and request.judge == "loss":
-        raise UsageError("the number of samples per step is unknown", hint="--set per_device_train_batch_size=1")
+        raise UsageError(
+            "the number of samples per step is unknown", hint=set_options(job, per_device_train_batch_size=1) or None
+        )
     # A script decides how many steps it makes.
-    return request.steps * batch if batch is not None and isinstance(job, LlamaFactoryJob) else None
+    return request.steps * batch if batch is not None and job.training is not None else None
 
 
 def list_candidates(

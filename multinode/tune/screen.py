@@ -21,9 +21,11 @@ from multinode.tune.trial import BASELINE, LeftOut
 from multinode.units import UNKNOWN, format_count, format_duration, format_sig, times
 
 _LEFT_OUT = {
-    "memory": "does not fit the GPUs",
+    "memory": "does not fit on the GPUs",
     "little": f"predicted to gain less than {SOONER:.0%}",
     "slower": "predicted slower than one node, even allowing for the prediction error",
+    "late": "predicted to reach the loss later than one node, or hardly before the unchanged training, even if "
+    "averaging saves as many steps as it ever did",
     "more": "others are predicted to be better; try more with --candidates",
 }
 
@@ -39,18 +41,22 @@ def left_out_words(left_out: Sequence[LeftOut]) -> tuple[str, ...]:
 
 def loss_words(tuning: Tuning) -> str:
     """What the losses of its table are of."""
-    samples = f"{tuning.samples or 0:,}"
+    samples = "the samples of its row" if _samples_differ(tuning) else f"{tuning.samples or 0:,} samples"
     if tuning.loss_of == "held-out":
         return (
-            f"on held-out data, after {samples} samples; for methods that average between nodes, the loss of the "
+            f"on held-out data, after {samples}; for methods that average between nodes, the loss of the "
             "averaged parameters"
         )
     if tuning.loss_of == "training":
         return (
-            f"logged training loss, mean of the last part of {samples} samples; with averaging between "
+            f"logged training loss, mean of the last part of {samples}; with averaging between "
             "nodes, of parameters between two averages"
         )
     return "not recorded in every run"
+
+
+def _samples_differ(tuning: Tuning) -> bool:
+    return len({row.samples for row in tuning.rows if row.samples is not None}) > 1
 
 
 _TONES: dict[str, Tone] = {"change": "good", "one_node": "good", "inconclusive": "doubtful"}
@@ -60,7 +66,8 @@ _STATES = {"out_of_memory": "out of memory", "failed": "failed", "skipped": "ski
 
 def show(tuning: Tuning) -> Iterator[Block]:
     """The verdict, speed, loss and time to the loss of each change, why, and what was not tried."""
-    yield Prose(tuning.verdict, "lead", tone=_TONES.get(tuning.outcome, ""))
+    if tuning.verdict is not None:
+        yield Prose(tuning.verdict.message, "lead", tone=_TONES.get(tuning.outcome, ""))
     yield Tiles(tuple(_key_figures(tuning)))
     yield _sheet(tuning)
     yield Labels(tuple(_rows(tuning)))
@@ -97,7 +104,9 @@ def show_plan(tuning: Tuning) -> Iterator[Block]:
         )
     length = f"of {format_count(tuning.steps, 'measured step')}"
     if tuning.samples is not None:
-        length = f"on {tuning.samples:,} samples ({tuning.steps} steps of the unchanged training)"
+        most = max(row.candidate.samples_ratio for row in tuning.rows)
+        more = f"; with averaging between nodes, on up to {times(most)} as many" if most > 1 else ""
+        length = f"on {tuning.samples:,} samples ({tuning.steps} steps of the unchanged training){more}"
     labels: list[tuple[str, str]] = [("Runs", f"{runs}, {length}")]
     if tuning.needed_s is not None:
         within = "" if tuning.budget_s is None else f"; the budget is {format_duration(tuning.budget_s)}"
@@ -165,7 +174,7 @@ GAIN = Figure[Estimate](
     "against",
     "unchanged",
     form="times",
-    about="samples/s over those of the unchanged training",
+    about="samples/s relative to the unchanged training",
     cell=lambda row: UNKNOWN if row.item.candidate.label == BASELINE else _times(row.item.gain),
 )
 PREDICTED_GAIN = Figure[Estimate](
@@ -173,12 +182,13 @@ PREDICTED_GAIN = Figure[Estimate](
     "predicted",
     "gain",
     form="times",
-    about="predicted samples/s over those of the unchanged training",
+    about="predicted samples/s relative to the unchanged training",
     cell=lambda row: _times(row.item.candidate.predicted_gain),
 )
 GAIN_ERROR = Figure[float](
-    "gain_error", "error", form="share", about="predicted gain over the measured one, minus 1", cell=_error
+    "gain_error", "error", form="share", about="predicted gain divided by the measured gain, minus 1", cell=_error
 )
+SAMPLES = Figure[int]("samples", "samples", form="number", about="samples of a run")
 LOSS = Figure[Estimate]("loss", "loss", form="figure", about="final loss, on held-out data if there is any", cell=_loss)
 TIME_TO_LOSS = Figure[Estimate](
     "time_to_loss_s",
@@ -193,7 +203,7 @@ AGAINST_ONE_NODE = Figure[Estimate](
     "against",
     "1 node",
     form="times",
-    about="time of one node alone over this time, to a loss or of a sample",
+    about="time of one node alone divided by this time, to reach a loss or per sample",
     cell=lambda row: UNKNOWN if row.item.candidate.nodes == 1 else _times(row.item.sooner),
 )
 
@@ -201,7 +211,8 @@ AGAINST_ONE_NODE = Figure[Estimate](
 def _sheet(tuning: Tuning) -> Sheet:
     by_speed: tuple[Figure[Any], ...] = (CHANGE, SPEED, GAIN, PREDICTED_GAIN, GAIN_ERROR, AGAINST_ONE_NODE)
     rate = (LEARNING_RATE,) if tuning.learning_rates else ()
-    by_loss: tuple[Figure[Any], ...] = (CHANGE, *rate, SPEED, LOSS, TIME_TO_LOSS, AGAINST_ONE_NODE)
+    samples = (SAMPLES,) if _samples_differ(tuning) else ()
+    by_loss: tuple[Figure[Any], ...] = (CHANGE, *rate, SPEED, *samples, LOSS, TIME_TO_LOSS, AGAINST_ONE_NODE)
     frame = Frame(
         rows=tuple(Row(row, msgspec.structs.asdict(row) | {CHANGE.name: row.candidate.name}) for row in tuning.rows),
         figures=by_speed if tuning.judged_by == "speed" else by_loss,
@@ -212,7 +223,7 @@ def _sheet(tuning: Tuning) -> Sheet:
 def _notes(tuning: Tuning) -> Iterator[str]:
     seeds = max((len(row.run_ids) for row in tuning.rows), default=0)
     if tuning.judged_by == "speed":
-        yield "speed alone: a change may need more samples to the same loss; --judge loss measures that"
+        yield "speed only: a change may need more samples to reach the same loss; --judge loss measures that"
         if seeds == 1:
             yield "one run of each: the variation between runs is unknown"
         return
@@ -224,8 +235,8 @@ def _notes(tuning: Tuning) -> Iterator[str]:
 def _legend(tuning: Tuning) -> Iterator[str]:
     seeds = max((len(row.run_ids) for row in tuning.rows), default=0)
     if tuning.judged_by == "speed":
-        yield "against: samples/s over those of the unchanged training, and of one node"
-        yield "error: the predicted gain over the measured one, minus 1"
+        yield "against: samples/s relative to the unchanged training and to one node"
+        yield "error: the predicted gain divided by the measured gain, minus 1"
         if seeds > 1:
             yield f"{seeds} runs, interleaved; {PLUS_MINUS} and ranges: 95% confidence interval over runs"
         return
@@ -239,6 +250,8 @@ def _legend(tuning: Tuning) -> Iterator[str]:
     if any(row.loss_verdict in _MARKS for row in tuning.rows):
         noise = " and by more than the noise" if seeds > 1 else ""
         yield f"worse: the loss is higher by more than {SAME_LOSS:.1%}{noise}; such a change is never recommended"
+    if any(row.candidate.samples_ratio > 1 for row in tuning.rows):
+        yield "samples: runs that average between nodes are longer, by what DDP's loss took at most in a benchmark"
     if seeds > 1:
         yield (
             f"{seeds} seeds, interleaved; with each seed, all changes see the same data in the same order; "
@@ -248,18 +261,27 @@ def _legend(tuning: Tuning) -> Iterator[str]:
 
 def _rows(tuning: Tuning) -> Iterator[tuple[str, str]]:
     winner = tuning.row(tuning.recommended)
-    if winner is not None and winner.candidate.meaning not in {"", "nothing"}:
-        yield "Note", f"{winner.candidate.name}: {winner.candidate.meaning}"
+    if winner is not None and winner.candidate.effects:
+        effects = "; ".join(effect.message for effect in winner.candidate.effects)
+        yield "Note", f"{winner.candidate.name}: {effects}"
+    more = _more_samples(tuning, winner)
+    if winner is not None and more > 1 + SOONER:
+        name = winner.candidate.name
+        words = f"{name}: it needs {times(more)} the samples of the unchanged training to reach the same loss"
+        yield "Samples", f"{words}: train longer by that factor"
     why = _why(tuning)
     if why:
         yield "Why", why
+    for number, row in enumerate(row for row in tuning.rows if row.needs_steps is not None):
+        words = f"if its gap keeps closing, its loss is as good after about {row.needs_steps} steps"
+        yield _label(number, "Steps"), f"{row.candidate.name}: {words} (--steps {row.needs_steps})"
     ends = [row.candidate.name for row in tuning.rows if _is_at_an_end(row)]
     if ends:
         words = "the best is at the end of the tried learning rates; others may be better: --learning-rates"
         yield "Rates", f"{', '.join(ends)}: {words}"
     for row in tuning.rows:
-        if row.reason:
-            yield "Failed", f"{row.candidate.name}: {row.reason}"
+        if row.why is not None:
+            yield "Failed", f"{row.candidate.name}: {row.why.message}"
     yield from _not_tried(tuning)
     yield from _budget(tuning)
 
@@ -279,7 +301,13 @@ def _why(tuning: Tuning) -> str:
     text = f"{fastest.candidate.name}: {times(speed)} the samples/s of one node"
     if more <= 1:
         return text
-    return f"{text}, but {times(more)} the samples to the same loss: the larger batch saves too few steps"
+    return f"{text}, but it needs {times(more)} the samples to reach that loss: the larger batch saves too few steps"
+
+
+def _more_samples(tuning: Tuning, row: TunedRow | None) -> float:
+    """Its samples to the loss of the unchanged training over those of that; 1 if either is unknown."""
+    baseline = tuning.rows[0].samples_to_loss
+    return row.samples_to_loss.value / baseline.value if row and row.samples_to_loss and baseline else 1.0
 
 
 def _is_at_an_end(row: TunedRow) -> bool:

@@ -5,19 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from multinode.errors import UsageError
-from multinode.job.job import LlamaFactoryJob, LlamaFactorySettings, limit_steps, override_job
+from multinode.findings.finding import Finding
+from multinode.job.job import Job, change_arguments, limit_steps
 from multinode.job.job_files import Change
-from multinode.predict.advice import RankedOption, is_one_node, pays
+from multinode.predict.advice import RankedOption, gain_to_a_loss, is_late, is_one_node, pays
 from multinode.profile.observed import Observed
 from multinode.records.samples import EvaluationSample, LossSample
 from multinode.series.grid import GridRecord, Turn, due_turns
 from multinode.stats.estimate import Estimate
+
+_Job = TypeVar("_Job", bound=Job)
 
 Judge = Literal["loss", "speed"]
 """`loss`: by the time to the final loss of the unchanged training; `speed`: by samples/s."""
@@ -27,8 +30,6 @@ _OF_LOSS = frozenset(
     {"gradients", "averaging", "outer", "accumulation", "overlap", "buckets", "batch", "strategy", "pair"}
 )
 _KINDS: dict[Judge, frozenset[str]] = {"loss": _OF_LOSS, "speed": _OF_LOSS | {"nodes", "balance"}}
-ROUNDS = 3
-"""Rounds of averaging that a run needs: one is warm-up, and two are measured."""
 _FEWEST_STEPS = 8
 # PowerSGD does not compress the first ten iterations, and at most a third of a run is warm-up.
 _LOW_RANK_STEPS = 32
@@ -37,7 +38,7 @@ _LEAST_RATES = 2
 DEFAULT_SEED = 42
 """Default of LLaMA-Factory and the Trainer."""
 
-Reason = Literal["memory", "little", "short", "slower", "more"]
+Reason = Literal["memory", "little", "short", "slower", "late", "more"]
 
 
 BASELINE, ONE_NODE = "baseline", "one-node"
@@ -53,13 +54,15 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     change: Change = Change()  # how `launch` makes it
     nodes: int  # that it trains on; `workers_per_node` on each of them, None where they have unequal numbers
     workers_per_node: int | None
-    # None where nothing was predicted; likewise the speed over that of one node alone
+    # None if nothing was predicted, neither this speed nor the one relative to one node
     predicted_samples_per_s: Estimate | None = None
     against_one_node: Estimate | None = None
-    predicted_gain: Estimate | None = None  # samples/s over those of the unchanged training; None if not predicted
-    step_ratio: float = 1.0  # samples of a step over those of the unchanged training
-    expected_s: float | None = None  # wall time of one run with all that goes around it; None where nothing is known
-    meaning: str = ""  # what else it changes, as Advice has it
+    predicted_gain: Estimate | None = None  # samples/s relative to the unchanged training; None if not predicted
+    step_ratio: float = 1.0  # samples per step relative to the unchanged training
+    # samples of a run judged by loss, relative to the unchanged training: the most that the same loss ever took
+    samples_ratio: float = 1.0
+    expected_s: float | None = None  # wall time of one run including overhead; None if unknown
+    effects: tuple[Finding, ...] = ()  # as in Advice
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +70,8 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     # `memory`: it does not fit the GPUs; `little`: it gains too little; `short`: it needs more steps than a run has;
-    # `slower`: certainly slower than one node; `more`: others are predicted to be better
+    # `slower`: certainly slower than one node; `late`: averages, and reaches a loss certainly after one node or hardly
+    # before the unchanged training; `more`: others are predicted to be better
     reason: Reason
     needs_steps: int | None = None  # of a run, for `short`
 
@@ -86,7 +90,7 @@ def make_shortlist(
 
     Args:
         ranked: as from `rank_options`, best first.
-        steps: optimizer steps of the unchanged training; by loss, changes train on the same number of samples.
+        steps: optimizer steps of the unchanged training.
         most: maximum number of candidates.
         judge: how candidates are judged; a run that is judged by speed is as long as its change needs.
         picks: parts of names. If any, only changes with one of them are tried, whatever is predicted of them; two
@@ -114,20 +118,21 @@ def make_shortlist(
             )
     if picks and not able and not any(is_one_node(option.advice) for option in picked):
         raise _none_picked(makeable, left_out)
-    in_turn = list(_in_turn(able))
-    chosen = sorted(in_turn[:most], key=_by_gain)
+    by_gain = _by_gain_to_a_loss if judge == "loss" else _by_gain
+    in_turn = list(_in_turn(able, by_gain))
+    chosen = sorted(in_turn[:most], key=by_gain)
     left_out += (LeftOut(name=option.advice.name, reason="more") for option in in_turn[most:])
     return Shortlist(chosen=tuple(chosen), left_out=tuple(left_out))
 
 
 def steps_needed(option: RankedOption) -> int:
-    """Steps that a run of the unchanged training needs for this change to have its effect."""
+    """Steps that a run of the unchanged training needs for a run of this change to show its effect on the loss."""
     before, after = option.option.before.scenario, option.option.after.scenario
     levers = option.option.after.settings.levers
-    least = _FEWEST_STEPS if levers.round_steps == 1 else ROUNDS * levers.round_steps
+    least = max(_FEWEST_STEPS, levers.averaging.judged_steps if levers.averaging is not None else 0)
     if levers.compression is not None and levers.compression.rank is not None:
         least = _LOW_RANK_STEPS
-    return math.ceil(least * after.samples / before.samples)
+    return math.ceil(least * after.samples / before.samples / option.advice.samples_ratio[1])
 
 
 def candidate_of(option: RankedOption, label: str) -> Candidate:
@@ -144,7 +149,8 @@ def candidate_of(option: RankedOption, label: str) -> Candidate:
         against_one_node=advice.against_one_node,
         predicted_gain=advice.gain,
         step_ratio=option.option.after.scenario.samples / option.option.before.scenario.samples,
-        meaning=advice.meaning,
+        effects=advice.effects,
+        samples_ratio=advice.samples_ratio[1],
     )
 
 
@@ -152,10 +158,12 @@ def _why_not(option: RankedOption, steps: int, judge: Judge, *, is_picked: bool)
     beside = option.advice.against_one_node
     if option.advice.fits is False:
         return "memory"
-    if not is_picked and not pays(option.advice):
-        return "little"
     if not is_picked and beside is not None and beside.high < 1:
         return "slower"
+    if not is_picked and is_late(option.advice):
+        return "late"
+    if not is_picked and not pays(option.advice):
+        return "little"
     return "short" if judge == "loss" and steps_needed(option) > steps else None
 
 
@@ -169,16 +177,21 @@ def _none_picked(makeable: Sequence[RankedOption], left_out: Sequence[LeftOut]) 
     short = [f"{change.name!r} needs --steps {change.needs_steps}" for change in left_out if change.reason == "short"]
     large = [repr(option.advice.name) for option in makeable if option.advice.fits is False]
     parts = (*short, *([f"too large for the GPUs: {', '.join(large)}"] if large else ()))
-    return UsageError("none of the changes can be tried", hint="; ".join((hint, *parts)))
+    return UsageError("no change that can be tried matches --pick", hint="; ".join((hint, *parts)))
 
 
-def _in_turn(able: dict[str, list[RankedOption]]) -> Iterator[RankedOption]:
-    for row in itertools.zip_longest(*able.values()):
-        yield from sorted((option for option in row if option is not None), key=_by_gain)
+def _in_turn(able: dict[str, list[RankedOption]], key: Callable[[RankedOption], float]) -> Iterator[RankedOption]:
+    kinds = (sorted(options, key=key) for options in able.values())
+    for row in itertools.zip_longest(*kinds):
+        yield from sorted((option for option in row if option is not None), key=key)
 
 
 def _by_gain(option: RankedOption) -> float:
     return -option.advice.gain.value
+
+
+def _by_gain_to_a_loss(option: RankedOption) -> float:
+    return -gain_to_a_loss(option.advice)
 
 
 def spent_s(record: GridRecord) -> float:
@@ -248,6 +261,15 @@ def samples_to(points: Sequence[LossPoint], target: float) -> float | None:
     return None
 
 
+def loss_after(points: Sequence[LossPoint], samples: float) -> float | None:
+    """The loss after a number of samples, interpolated linearly; None if it is unknown there."""
+    for before, after in itertools.pairwise(points):
+        if before.samples <= samples <= after.samples and before.loss is not None and after.loss is not None:
+            share = (samples - before.samples) / (after.samples - before.samples)
+            return before.loss + share * (after.loss - before.loss)
+    return None
+
+
 def _by_step(samples: Sequence[EvaluationSample] | Sequence[LossSample]) -> list[tuple[int, float | None]]:
     rank = min((sample.rank for sample in samples), default=0)
     losses: dict[int, float | None] = {}
@@ -290,7 +312,7 @@ class CandidateTrial(msgspec.Struct, frozen=True, kw_only=True):
 
     candidate: Candidate
     state: str  # as in CellRecord: `waiting`, `measured`, `out_of_memory`, `failed` and so on
-    reason: str = ""  # why it, or a repeat of it, has no figures
+    why: Finding | None = None  # it, or a repeat of it, has no figures
     runs: tuple[TrialRun, ...] = ()
 
 
@@ -347,14 +369,29 @@ class TrialTraining(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def evaluation_steps(self) -> int:
-        """From one evaluation to the next: whole rounds, as an evaluation ends one."""
-        return self.every * math.ceil(self.steps / (self.parts * self.every))
+        """From one evaluation to the next: whole rounds, as an evaluation ends one.
+
+        The last evaluation is at the last step, where the rate has decayed, or as close to it as half as many allow.
+        """
+        rounds = math.ceil(self.steps / self.every)
+        least = math.ceil(rounds / self.parts)
+        return self.every * min(range(least, 2 * least), key=lambda between: rounds % between)
 
 
-def can_evaluate(job: LlamaFactoryJob) -> bool:
-    """Whether LLaMA-Factory can hold out data: what was tokenized before is split already, or is not."""
-    config = job.config
-    return not config.get("tokenized_path") or bool(config.get("eval_dataset"))
+def trial_steps(samples: float, global_batch: int, every: int) -> int:
+    """Optimizer steps on about as many samples, in whole rounds: at the end of one, all nodes have equal parameters.
+
+    Args:
+        samples: of the run.
+        global_batch: samples of a step.
+        every: steps of a round.
+    """
+    return every * math.ceil(max(1, round(samples / global_batch)) / every)
+
+
+def can_evaluate(job: Job) -> bool:
+    """Whether the job can evaluate on samples that it does not train on."""
+    return job.kind.holds_out(job.arguments)
 
 
 def parse_learning_rates(text: str) -> tuple[float, ...]:
@@ -372,11 +409,11 @@ def parse_learning_rates(text: str) -> tuple[float, ...]:
     return tuple(rates)
 
 
-def trial_job(job: LlamaFactoryJob, training: TrialTraining) -> LlamaFactoryJob:
-    """The job as it is trained for its figures and its loss."""
+def trial_job(job: _Job, training: TrialTraining) -> _Job:
+    """The job as it is trained for its figures and its loss; a script trains as it does."""
     changed: dict[str, Any] = {"seed": training.seed}
     if training.evaluation_samples is None:
-        return limit_steps(override_job(job, changed), training.steps)
+        return limit_steps(change_arguments(job, changed), training.steps)
     every = training.evaluation_steps
     if (job.settings.logging_steps or math.inf) > every:
         changed["logging_steps"] = every
@@ -384,10 +421,8 @@ def trial_job(job: LlamaFactoryJob, training: TrialTraining) -> LlamaFactoryJob:
         changed |= {
             "eval_strategy": "steps",
             "eval_steps": every,
-            "per_device_eval_batch_size": job.config.get(
-                "per_device_train_batch_size", LlamaFactorySettings().per_device_train_batch_size
-            ),
+            "per_device_eval_batch_size": job.settings.per_device_train_batch_size,
         }
-        if not job.config.get("eval_dataset"):
+        if not job.arguments.get("eval_dataset"):
             changed["val_size"] = training.evaluation_samples
-    return limit_steps(override_job(job, changed), training.steps)
+    return limit_steps(change_arguments(job, changed), training.steps)

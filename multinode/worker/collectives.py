@@ -26,8 +26,8 @@ from .guard import Guard, Hooks
 from .last_calls import LastCalls
 from .steps import Steps, is_capturing
 
-# From the first number of waits in a step on, those that are over are added up. The host cannot be further ahead of the
-# device than the driver's launch queue, which is shorter than the second number.
+# From `_KEPT_PAIRS` waits in a step on, the finished ones are added up. The host cannot be further ahead of the device
+# than the driver's launch queue, which is shorter than `_MOST_PAIRS`.
 _KEPT_PAIRS = 512
 _MOST_PAIRS = 16384
 # The most timed calls on other streams that nobody has waited for.

@@ -39,7 +39,7 @@ def run_by_python(function: Callable[..., Any]) -> Callable[..., Any]:
 
     torch.compiler.disable would import the compiler at once; this does so at the first call.
     """
-    wrapped: Callable[..., Any] = sys.modules["torch"]._disable_dynamo(function)  # noqa: SLF001 - see above
+    wrapped: Callable[..., Any] = sys.modules["torch"]._disable_dynamo(function)  # noqa: SLF001 - imports the compiler late
     return wrapped
 
 

@@ -62,7 +62,7 @@ def around_preparation(
             after(self)
         return result
 
-    module.DistributedDataParallel._pre_forward = compiler.run_by_python(watched)  # noqa: SLF001 - see above
+    module.DistributedDataParallel._pre_forward = compiler.run_by_python(watched)  # noqa: SLF001 - no public function lies there
 
 
 def sends_gradients(module: Any) -> bool:
@@ -186,7 +186,7 @@ class _Reductions:
         if module._has_rebuilt_buckets and not reduced.is_rebuilt:  # noqa: SLF001 - torch has no other
             self._add(module, "broadcast", _INT32_BYTES * (data["num_parameter_tensors"] + 1))
             self._add(module, "broadcast", _INT32_BYTES)
-        reduced.is_rebuilt = module._has_rebuilt_buckets  # noqa: SLF001 - see above
+        reduced.is_rebuilt = module._has_rebuilt_buckets  # noqa: SLF001 - torch has no other
 
     def _add(self, module: Any, op: str, size_bytes: float, count: int = 1) -> None:
         self._traffic.add(op, module.process_group, size_bytes, count=count, source="ddp")
@@ -228,7 +228,7 @@ def _is_synchronised(module: Any) -> bool:
 def _sample_rate(module: Any, reduced: _Reduced) -> Optional[int]:
     """The sample rate of torch's timers from now on, in iterations; None keeps the current one (100 by default).
 
-    Torch reads the timers of iteration i if the rate divides i, and starts the timers of iteration i + 1 likewise. On a
+    Torch reads the timers of iteration i if the rate divides i, and starts those of i + 1 if it divides i + 1. On a
     CPU both cost nothing. On a GPU, starting records an event, but reading waits for the last event of the iteration
     (reducer_cuda.cpp), so the host could no longer run ahead of the device. So on a GPU every iteration is timed, and
     it is read if the device is past it already, as in a loop that reads its loss, or else once in a while. An iteration

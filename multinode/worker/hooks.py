@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import Any, Callable, Dict
 
-from . import batches, compiler, ddp, flight, hang, model, nics, phases, trace
+from . import batches, compiler, ddp, flight, hang, model, nics, phases, restarts, trace
 from .guard import AfterImport, Guard, Hooks, add_trainer_callback
 from .last_calls import open_last_calls
 from .levers.install import deals_samples, guarded_hooks, unguarded_hooks
@@ -33,7 +33,7 @@ def install() -> None:
     if "MULTINODE_RUN_DIR" in os.environ:
         guard.quietly(hang.register)(os.environ["MULTINODE_RUN_DIR"], rank)
         guard.quietly(hang.start_counting)(os.environ["MULTINODE_RUN_DIR"], rank)
-    resume: Hooks = [("torch.serialization", _hook_serialization)] if "MULTINODE_ATTEMPT" in os.environ else []
+    resume = restarts.hooks()
     if "MULTINODE_FAILURES_ONLY" in os.environ:
         sys.meta_path.insert(0, AfterImport((name, guard.quietly(action)) for name, action in resume))
         return
@@ -119,20 +119,6 @@ def _hook_deepspeed(steps: Steps, guard: Guard, module: Any) -> None:
         return result
 
     module.DeepSpeedEngine.step = counted
-
-
-def _hook_serialization(module: Any) -> None:
-    """Make torch.load accept `cpu:0` as the CPU, as the rest of torch does.
-
-    accelerate uses this device for a worker without a GPU, and transformers loads the optimizer's state to it when a
-    training of several workers resumes from a checkpoint (5.6: Trainer._load_optimizer_and_scheduler).
-    """
-
-    def take_cpu(storage: Any, location: str) -> Any:
-        return storage if location.startswith("cpu:") else None
-
-    # Priority 11 is after torch's own for the CPU, which is 10, and before any other.
-    module.register_package(11, lambda _storage: None, take_cpu)
 
 
 def _hook_optimizer(steps: Steps, guard: Guard, module: Any) -> None:

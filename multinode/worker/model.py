@@ -190,7 +190,7 @@ def _token_work(spread: _Spread) -> Optional[Dict[str, Any]]:
     try:
         return token_work(spread.weights or weights_of(*spread.modules), spread.modules)
     except Exception as error:  # noqa: BLE001 - a module may be anything; what else is known of it is told
-        return {"reason": "its weights could not be counted: %s" % type(error).__name__}
+        return {"is": "unknown", "reason": "its weights could not be counted: %s" % type(error).__name__}
 
 
 def _by_dtype(parameters: Iterable[_Parameter]) -> Dict[str, int]:
@@ -204,7 +204,7 @@ def _mixed_precision() -> Optional[str]:
     """Accelerate's mixed precision; None if it has none."""
     state = sys.modules.get("accelerate.state")
     # Creating an AcceleratorState would initialize accelerate even if it is imported but unused.
-    precision = None if state is None else state.AcceleratorState._shared_state.get("_mixed_precision")  # noqa: SLF001 - see above
+    precision = None if state is None else state.AcceleratorState._shared_state.get("_mixed_precision")  # noqa: SLF001 - read without creating it
     name = None if precision is None else str(getattr(precision, "value", precision))
     return None if name == "no" else name
 
@@ -225,7 +225,7 @@ def _accumulation(seen: _Seen) -> Optional[int]:
     if state is None:
         return None
     # Creating a GradientState would initialize accelerate even if it is imported but unused.
-    steps = state.GradientState._shared_state.get("plugin_kwargs", {}).get("num_steps")  # noqa: SLF001 - see above
+    steps = state.GradientState._shared_state.get("plugin_kwargs", {}).get("num_steps")  # noqa: SLF001 - read without creating it
     return None if steps is None else int(steps)
 
 
@@ -310,7 +310,7 @@ def _spread_of_ddp(seen: _Seen) -> Optional[_Spread]:
             "static_graph": module.static_graph,
             "gradient_as_bucket_view": module.gradient_as_bucket_view,
             # Only this names torch's built-in hooks, too.
-            "comm_hooks": module._get_ddp_logging_data().get("comm_hook", ""),  # noqa: SLF001 - see above
+            "comm_hooks": module._get_ddp_logging_data().get("comm_hook", ""),  # noqa: SLF001 - torch has no other
         },
         modules=tuple(seen.ddp),
     )
@@ -354,9 +354,9 @@ def _flat_parameters(unit: Any) -> Iterator[_Parameter]:
     """Original parameters that an FSDP module has flattened into one of its own."""
     if unit._handle is None:  # noqa: SLF001 - torch says it nowhere else
         return
-    flat = unit._handle.flat_param  # noqa: SLF001 - see above
-    originals = flat._params or [flat] * len(flat._shapes)  # noqa: SLF001 - see above
-    for original, shape in zip(originals, flat._shapes):  # noqa: SLF001 - see above
+    flat = unit._handle.flat_param  # noqa: SLF001 - torch says it nowhere else
+    originals = flat._params or [flat] * len(flat._shapes)  # noqa: SLF001 - torch says it nowhere else
+    for original, shape in zip(originals, flat._shapes):  # noqa: SLF001 - torch says it nowhere else
         dtype = _dtype_name(flat.dtype) or ""
         yield _Parameter(math.prod(shape), dtype, original.requires_grad, unit.compute_device)
 
@@ -365,14 +365,14 @@ def _flat_weights(unit: Any) -> Iterator[Weight]:
     """Weights that an FSDP module has flattened, with the modules that use them; a shared one appears for each use."""
     if unit._handle is None:  # noqa: SLF001 - torch says it nowhere else
         return
-    flat = unit._handle.flat_param  # noqa: SLF001 - see above
-    originals = flat._params or [flat] * len(flat._shapes)  # noqa: SLF001 - see above
+    flat = unit._handle.flat_param  # noqa: SLF001 - torch says it nowhere else
+    originals = flat._params or [flat] * len(flat._shapes)  # noqa: SLF001 - torch says it nowhere else
     shapes = {}
-    for place, shape, info in zip(originals, flat._shapes, flat._param_infos):  # noqa: SLF001 - see above
+    for place, shape, info in zip(originals, flat._shapes, flat._param_infos):  # noqa: SLF001 - torch says it nowhere else
         key = hash((id(info.module), info.param_name))
         shapes[key] = weight = Weight(info.module_name, info.module, tuple(shape), place.requires_grad, key)
         yield weight
-    for info in flat._shared_param_infos:  # noqa: SLF001 - see above
+    for info in flat._shared_param_infos:  # noqa: SLF001 - torch says it nowhere else
         first = shapes[hash((id(info.prim_module), info.prim_param_name))]
         yield first._replace(path=info.module_name, owner=info.module)
 

@@ -14,7 +14,8 @@ _ENCODERS = ("vision", "visual", "image", "audio", "speech", "multi_modal", "mm_
 # PEFT keeps the original of a module that it replaces.
 _UNUSED = "original_module"
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k")
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts", "moe_k")
+"""Keys of a configuration that say how many experts a token is sent to."""
 
 
 class Weight(NamedTuple):
@@ -45,7 +46,7 @@ def full_shape(parameter: Any) -> Tuple[int, ...]:
 
 
 def token_work(weights: Iterable[Weight], modules: Iterable[Any]) -> Dict[str, Any]:
-    """The fields of TokenWork (records/samples.py).
+    """A TokenWork (records/samples.py), or why it is unknown.
 
     Args:
         weights: weights of the whole model, in order.
@@ -79,8 +80,9 @@ def token_work(weights: Iterable[Weight], modules: Iterable[Any]) -> Dict[str, A
         if repeats and any(map(str.isdigit, parts)):
             counts["recomputed"] += size
     if not all(math.isfinite(count) for count in counts.values()):
-        return {"reason": "its configuration does not say how many experts a token is sent to"}
+        return {"is": "unknown", "reason": "its configuration does not say how many experts a token is sent to"}
     return {
+        "is": "work",
         **{name: round(count) for name, count in counts.items()},
         **_attention(config),
         "experts": "%d of %d" % _experts(config) if experts else "",
@@ -101,7 +103,7 @@ def _experts(config: Any) -> Tuple[int, int]:
     """Experts per token, and all experts; 0 if unknown."""
     counts = (
         next((value for name in names for value in [getattr(config, name, None)] if isinstance(value, int)), 0)
-        for names in (_EXPERTS_PER_TOKEN, _EXPERTS)
+        for names in (EXPERTS_PER_TOKEN, _EXPERTS)
     )
     chosen, all_of_them = counts
     return chosen, all_of_them

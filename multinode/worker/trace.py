@@ -166,10 +166,10 @@ class Tracer:
             return prepare(profiler, *args, **kwargs)
 
         def restore() -> None:
-            if kind._prepare_trace is after_us:  # noqa: SLF001 - see above
-                kind._prepare_trace = prepare  # noqa: SLF001 - see above
+            if kind._prepare_trace is after_us:  # noqa: SLF001 - with-statement and start() both call it
+                kind._prepare_trace = prepare  # noqa: SLF001 - with-statement and start() both call it
 
-        kind._prepare_trace = after_us  # noqa: SLF001 - see above
+        kind._prepare_trace = after_us  # noqa: SLF001 - with-statement and start() both call it
         self._restore = restore
 
     def _cede(self) -> None:

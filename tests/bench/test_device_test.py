@@ -31,11 +31,11 @@ def test_what_is_asked_for_twice_is_measured_once_and_small_matrices_come_first(
     [
         ({"kinds": ("matmuls",)}, "unknown test 'matmuls'"),
         ({"dtypes": ("fp8",)}, "unknown dtype 'fp8'"),
-        ({"sizes": (0,)}, "--size 0: matrices have from 1 to 65536 rows"),
+        ({"sizes": (0,)}, "--size 0: matrices have 1 to 65536 rows"),
         ({"sizes": (1 << 20,)}, "--size 1048576: matrices have"),
-        ({"seconds": 0.0}, "--seconds 0: each test takes from 0.05 to 600 s"),
+        ({"seconds": 0.0}, "--seconds 0: each test takes 0.05 to 600 s"),
         ({"seconds": float("nan")}, "--seconds nan: each test takes"),
-        ({"repeats": 0}, "--repeats 0: from 1 to 1000"),
+        ({"repeats": 0}, "--repeats 0: expected 1 to 1000"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_and_named(asked: dict[str, Any], said: str) -> None:

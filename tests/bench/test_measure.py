@@ -25,6 +25,7 @@ from multinode.transport.agent import load_archive
 from multinode.transport.base import Completed
 from multinode.transport.local import LocalStream, LocalTransport
 from tests import make
+from tests.golden import Golden, raised
 from tests.torch_stand_in import put_torch
 from tests.warm import free_port
 
@@ -102,7 +103,7 @@ def context(tmp_path: Path, gone: set[str]) -> Iterator[RunContext]:
 
 
 def test_a_node_that_cannot_be_reached_costs_the_others_nothing(
-    tmp_path: Path, context: RunContext, gone: set[str], torch: Path
+    tmp_path: Path, context: RunContext, gone: set[str], torch: Path, golden: Golden
 ) -> None:
     gone.add("gone")
     found = bench(launch_of("here", "gone", torch=torch), ("alone", "together"), context)
@@ -116,9 +117,9 @@ def test_a_node_that_cannot_be_reached_costs_the_others_nothing(
     assert worker.threads == 1
     # It was not asked for a second time.
     assert missing.failures == {"alone": "it refuses connections"}
-    assert "gone could not be measured alone: it refuses connections" in verdict(found)
+    golden.check("verdict_without_a_node.txt", "\n".join(verdict(found)))
     kept = json.loads((tmp_path / "runs" / "b" / "bench.json").read_text())
-    assert kept["schema"] == "multinode.bench/2"
+    assert kept["schema"] == "multinode.bench/3"
     run = RunDirectory(tmp_path / "runs" / "b").read("run.json", Run)
     assert run is not None
     assert (run.kind, run.engine, run.status, run.job) == ("bench", "torchrun", "failed", "bench matmul")
@@ -174,15 +175,16 @@ def test_a_worker_that_dies_is_told_by_what_it_said(tmp_path: Path, context: Run
     assert "no device here" in (tmp_path / "runs" / "b-alone-0" / "logs" / "node-0.log").read_text()
 
 
-def test_a_stop_keeps_what_was_measured_before(tmp_path: Path, context: RunContext, torch: Path) -> None:
+def test_a_stop_keeps_what_was_measured_before(
+    tmp_path: Path, context: RunContext, torch: Path, golden: Golden
+) -> None:
     def stop_in_the_second(progress: RunProgress) -> None:
         if progress.run_id == "b-alone-1":
             context.stop.ask("SIGINT")
 
     context.observe = stop_in_the_second
-    with pytest.raises(Interrupted) as caught:
-        bench(launch_of("one", "two", torch=torch), ("alone", "together"), context)
-    assert "multinode show b" in str(caught.value.hint)
+    interrupted = raised(Interrupted, bench, launch_of("one", "two", torch=torch), ("alone", "together"), context)
+    golden.check_errors("bench_stopped", {"Ctrl-C": interrupted}, tmp_path)
     kept = json.loads((tmp_path / "runs" / "b" / "bench.json").read_text())
     assert kept["nodes"][0]["workers"][0]["tests"]
     assert json.loads((tmp_path / "runs" / "b" / "run.json").read_text())["status"] == "stopped"

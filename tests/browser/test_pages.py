@@ -15,6 +15,7 @@ from multinode.contrast.side import load_contrast
 from multinode.network.measure import load_scan, scan_messages
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
+from multinode.predict.forecast import Forecast
 from multinode.records.benchmark import CollectiveTest
 from multinode.results.run_page import run_page
 from multinode.stats.unknown import Unknown, known
@@ -143,7 +144,7 @@ def test_the_figures_in_the_browser_are_those_of_the_document(browser: Chromium,
     assert tiles["speed-up"] == pytest.approx(document.speedup.value, rel=0.005)
     assert tiles["samples/s, 2 nodes"] == pytest.approx(document.candidate.samples_per_s.value, rel=0.005)
     assert tiles["step time, 1 node (ms)"] == pytest.approx(document.baseline.step_time_ms.value, rel=0.005)
-    assert browser.evaluate("document.querySelector('#run-1 .lead').innerText") == document.verdict
+    assert browser.evaluate("document.querySelector('#run-1 .lead').innerText") == document.verdict.message
 
     rows = {cells[0]: cells[1:] for cells in browser.evaluate(_TABLES)[0]}
     sides = (document.baseline, document.candidate)
@@ -173,7 +174,7 @@ def test_a_chart_holds_what_was_predicted_and_what_was_measured(browser: Chromiu
     drawn = browser.evaluate(
         "Object.fromEntries(document.getElementById('run-1-links').data.map(one => [one.name, [one.x, one.y]]))"
     )
-    assert CONTRAST.forecast is not None
+    assert isinstance(CONTRAST.forecast, Forecast)
     wanted = [one for one in CONTRAST.forecast.scenarios if one.nodes == 2 and one.accumulation == 1]
     assert drawn["2 x 1, predicted"] == [
         [one.link_gbit_per_s for one in wanted],

@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from multinode.check.rule import SEVERITIES, CheckFinding, Inspection
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import Gpu, Interface, NodeFacts
-from multinode.job.job import LlamaFactoryJob, ScriptJob
+from multinode.job.job import ScriptJob, TrainingJob
 from multinode.stats.unknown import Entries
 from tests import make
 from tests.golden import Golden
 
 PACKAGES = {"torch": "2.8.0", "llamafactory": "0.9.5"}
 SCRIPT = ScriptJob(argv=("train.py",))
-SFT = LlamaFactoryJob(config_path="sft.yaml", text="", config={})
+SFT = TrainingJob(config_path="sft.yaml", text="", config={})
 
 
 def facts(name: str, number: int = 1) -> NodeFacts:

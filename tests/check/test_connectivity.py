@@ -110,7 +110,7 @@ def test_a_slow_stream_is_tried_once_more_and_the_better_try_counts(second: floa
     assert network.measure() == dict.fromkeys(permutations(NAMES, 2), (0.94, None)) | {("b", "d"): found}
     assert network.ways[-1] == (("b", "d"),)
     assert sum(len(way) for way in network.ways) == 21
-    assert network.said[-1] == "measuring a slow stream once more"
+    assert network.said[-1] == "measuring a slow stream again"
 
 
 def test_slow_streams_that_met_meet_again() -> None:

@@ -18,7 +18,7 @@ from multinode.check.gpus import (
 from multinode.check.rule import Inspection
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import UNASKED, Gpu
-from multinode.job.job import LlamaFactoryJob
+from multinode.job.job import TrainingJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import CollectiveTest, Message
 from multinode.stats.unknown import Entries, Unknown
@@ -68,7 +68,7 @@ BROKEN = but(well(), "b", gpus=Unknown("nvidia-smi ended with code 18: driver/li
 UNEQUAL = but(well(), "b", gpus=gpus(0))
 GROUPED = replace(
     UNEQUAL,
-    job=LlamaFactoryJob(config_path="sft.yaml", text="", config={"fsdp": "hybrid_shard auto_wrap"}),
+    job=TrainingJob(config_path="sft.yaml", text="", config={"fsdp": "hybrid_shard auto_wrap"}),
 )
 DIVIDED = but(well(), "b", gpus=gpus(0, 1, mig=True))
 OLD = gpus(0, 1, driver="535.129.03")
@@ -120,7 +120,7 @@ def test_what_is_wrong_with_gpus_is_found_on_its_node(golden: Golden) -> None:
             ),
             "old drivers, one worker on b and half of what accelerate asks for": check_drivers(HALF),
             "another NCCL on b": check_torch_builds(OTHER_NCCL),
-            "another NCCL and another torch on b": check_torch_builds(
+            "different versions of NCCL and torch on b": check_torch_builds(
                 but(OTHER_NCCL, "b", packages=Entries({"torch": "2.7.1"}))
             ),
             "another CUDA on b": check_torch_builds(OTHER_CUDA),

@@ -154,7 +154,7 @@ def test_an_interface_that_leads_elsewhere_or_is_slow_is_told_by_name(golden: Go
                 unsettled(two(TUNNEL, nccl_version="2.27.5"))
             ),
             "NCCL would take libvirt's": check_unset_interface(two(VIRBR, nccl_version="2.27.5")),
-            "data go by radio, with a cable beside it": check_media(
+            "the data goes over Wi-Fi, with a cable beside it": check_media(
                 on("wlan0", "10.0.0.1", DOCKER, radio, nic("eno1", "192.0.2.7/24"))
             ),
             "data go through a tunnel": check_media(on("wg0", "10.9.0.1", TUNNEL)),

@@ -9,14 +9,14 @@ from multinode.check.model_count import with_count
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import NodeFacts
 from multinode.errors import ContactLost, JobError
-from multinode.job.job import ScriptJob, parse_llamafactory
+from multinode.job.job import ScriptJob, parse_training
 from multinode.model.training import read_training
 from multinode.stats.unknown import Entries
 from multinode.transport.base import Outcomes
 from tests import make
 
 CLUSTER = make.cluster("a", "b", "c")
-JOB = parse_llamafactory("model_name_or_path: m\nstage: sft\nfinetuning_type: full\n", "sft.yaml")
+JOB = parse_training("model_name_or_path: m\nstage: sft\nfinetuning_type: full\n", "sft.yaml")
 
 
 def facts(name: str, kind: str | None) -> NodeFacts:

@@ -51,8 +51,8 @@ def test_what_holds_a_gpu_is_named(golden: Golden) -> None:
         {
             "a process of another user": check_gpus_free(on_b(gpu(process(), used=10600.0))),
             "a process that fills it": check_gpus_free(on_b(gpu(process(memory_mib=23000.0), used=23600.0))),
-            "nobody to be seen": check_gpus_free(on_b(gpu(used=9000.0))),
-            "a process of which nothing is known": check_gpus_free(on_b(hidden)),
+            "no process is visible": check_gpus_free(on_b(gpu(used=9000.0))),
+            "a process about which nothing is known": check_gpus_free(on_b(hidden)),
             "a process on the second GPU": check_gpus_free(BUSY_SECOND),
         },
     )
@@ -77,11 +77,11 @@ def test_processes_of_a_run_come_with_the_command_that_ends_them(golden: Golden)
         {
             "left behind": check_leftovers(on_b(gpu(), run_processes=(left(70), left(71)))),
             "left behind on a GPU": check_leftovers(HELD_BY_US),
-            "of a run that goes on": check_leftovers(on_b(gpu(), run_processes=going)),
-            "of a run that goes on, on the job's GPU": check_leftovers(
+            "of a run that is still running": check_leftovers(on_b(gpu(), run_processes=going)),
+            "of a run that is still running, on the job's GPU": check_leftovers(
                 on_b(gpu(process(pid=70, run_id="20250101-sft.1")), run_processes=going)
             ),
-            "of a run that goes on everywhere": check_leftovers(everywhere),
+            "of a run that is still running everywhere": check_leftovers(everywhere),
             "of two runs": check_leftovers(on_b(run_processes=(left(70), left(80, run_id="other.1", supervised=True)))),
         },
     )

@@ -19,7 +19,7 @@ from multinode.check.paths import (
 from multinode.check.rule import Inspection
 from multinode.cluster.facts import NO_ANSWER, ContentFact, HungPath, PathFact
 from multinode.job.code_tree import CodeFile, CodeTree
-from multinode.job.job import JobEnvironment, LlamaFactoryJob, ScriptJob
+from multinode.job.job import JobEnvironment, ScriptJob, TrainingJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.stats.unknown import Entries, Unknown
 from tests.golden import Golden
@@ -28,7 +28,7 @@ from .inspecting import SCRIPT, but, check_cases, inspection, silent
 
 CONFIG = {"model_name_or_path": "models/tiny", "dataset": "mine", "dataset_dir": "data", "output_dir": "out"}
 CACHE = "~/.cache/huggingface/datasets"
-WELL = inspection(job=LlamaFactoryJob(config_path="sft.yaml", text="", config=CONFIG, local_paths=("models/tiny",)))
+WELL = inspection(job=TrainingJob(config_path="sft.yaml", text="", config=CONFIG, local_paths=("models/tiny",)))
 
 
 def place(path: str, kind: str = "directory", **more: Any) -> PathFact:
@@ -62,7 +62,7 @@ def copied() -> Inspection:
     files = tuple(CodeFile(path=path, digest="0" * 64, size_bytes=1) for path in ("train.py", "data/dataset_info.json"))
     code = CodeTree(source="/src", files=files)
     paths = tuple(place(path, "missing") for path in ("data", "data/dataset_info.json", "Qwen/Qwen2.5", "models/tiny"))
-    job = LlamaFactoryJob(
+    job = TrainingJob(
         config_path="sft.yaml",
         text="",
         config={**CONFIG, "adapter_name_or_path": "Qwen/Qwen2.5"},
@@ -83,7 +83,7 @@ def test_an_input_that_is_missing_comes_with_the_command_that_brings_it(golden: 
             "a model": check_paths(on_b(place("models/my model", "missing"), place("data"))),
             "a script": check_paths(on_b(missing, job=SCRIPT_ALONE)),
             "a script, and so is the directory of the launch": check_paths(on_b(missing, job=elsewhere, cwd="/root")),
-            "a script that is nowhere, with a name near": check_paths(but(nowhere, "ab", paths=(missing,))),
+            "a missing script, with a file of a similar name": check_paths(but(nowhere, "ab", paths=(missing,))),
             "a model that only a has": check_paths(
                 but(but(only_there, "a", paths=(place("models/tiny"),)), "b", paths=(place("models/tiny", "missing"),))
             ),
@@ -199,7 +199,7 @@ def shared(
     caches: tuple[dict[str, str], ...], data: dict[str, str] | None = None, *, told: bool | None = None
 ) -> Inspection:
     config = CONFIG if told is None else CONFIG | {"data_shared_file_system": told}
-    found = inspection(job=LlamaFactoryJob(config_path="sft.yaml", text="", config=config))
+    found = inspection(job=TrainingJob(config_path="sft.yaml", text="", config=config))
     for name, cache in zip("ab", caches, strict=True):
         found = but(found, name, paths=(place(CACHE, "missing", **cache), place("data", **(data or cache))))
     return found

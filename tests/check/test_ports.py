@@ -61,9 +61,9 @@ def test_a_port_that_cannot_be_reached_or_bound_is_found_on_its_node(golden: Gol
                 met("abc", ac=ephemeral("timed out"), bc=ephemeral("timed out"))
             ),
             "the rendezvous port of a is blocked": check_ports(met("abc", ba=REFUSED, ca=REFUSED)),
-            "nobody reaches the other, packets are dropped": check_ports(met("ab", ab=late, ba=late)),
-            "nobody reaches the other, no route": check_ports(met("ab", ab=no_route, ba=no_route)),
-            "nobody reaches the other, refused": check_ports(met("ab", ab=refused, ba=refused)),
+            "neither node reaches the other, packets are dropped": check_ports(met("ab", ab=late, ba=late)),
+            "neither node reaches the other, no route": check_ports(met("ab", ab=no_route, ba=no_route)),
+            "neither node reaches the other, refused": check_ports(met("ab", ab=refused, ba=refused)),
             "b cannot reach out": check_ports(met("abc", ba=late, bc=late)),
             "another machine answers": check_ports(met(ab=every("wrong answer"))),
             "large packets are lost": check_ports(met(ba={45000: "large packets lost"})),

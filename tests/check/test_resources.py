@@ -13,7 +13,7 @@ from multinode.check.machine import (
 )
 from multinode.check.rule import Inspection
 from multinode.cluster.facts import Gpu
-from multinode.job.job import LlamaFactoryJob
+from multinode.job.job import TrainingJob
 from multinode.stats.unknown import Entries
 from tests.golden import Golden
 
@@ -34,15 +34,15 @@ LLAMA = {
 TINY = {**LLAMA, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocab_size": 2048}
 
 
-def job(**config: Any) -> LlamaFactoryJob:
-    return LlamaFactoryJob(config_path="sft.yaml", text="", config=config)
+def job(**config: Any) -> TrainingJob:
+    return TrainingJob(config_path="sft.yaml", text="", config=config)
 
 
-def offloading(*keys: str, **config: Any) -> LlamaFactoryJob:
+def offloading(*keys: str, **config: Any) -> TrainingJob:
     zero = {"stage": 3, **{key: {"device": "cpu"} for key in keys}}
     text = json.dumps({"zero_optimization": zero})
     whole = {"finetuning_type": "full", "model_name_or_path": "models/llama", **config}
-    return LlamaFactoryJob(config_path="sft.yaml", text="", config=whole, deepspeed_text=text)
+    return TrainingJob(config_path="sft.yaml", text="", config=whole, deepspeed_text=text)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -122,8 +122,8 @@ def test_offload_that_fits_or_of_a_model_of_unknown_size_is_no_finding() -> None
         offloading("offload_optimizer", finetuning_type="lora"),
         offloading(),
         job(finetuning_type="full"),
-        LlamaFactoryJob(config_path="x", text="", config={"finetuning_type": "full"}, deepspeed_text="{"),
-        LlamaFactoryJob(config_path="x", text="", config={}, deepspeed_text='{"zero_optimization": [1]}'),
+        TrainingJob(config_path="x", text="", config={"finetuning_type": "full"}, deepspeed_text="{"),
+        TrainingJob(config_path="x", text="", config={}, deepspeed_text='{"zero_optimization": [1]}'),
         SCRIPT,
     ],
 )

@@ -5,7 +5,7 @@ import shlex
 
 import msgspec
 
-from multinode.check.check import RULES, check_ssh
+from multinode.check.check import check_ssh, list_rules
 from multinode.check.machine import check_interpreter, check_packages, check_versions
 from multinode.check.paths import check_output
 from multinode.check.variables import check_interface_names, check_stray_variables
@@ -66,8 +66,8 @@ def test_what_a_node_says_begins_no_line() -> None:
 
 
 def test_only_texts_of_ours_stand_unquoted_in_a_command_to_paste() -> None:
-    names = {name for rule in RULES for name in re.findall(r"{(\w+)!s}", rule.hint)}
+    names = {name for rule in list_rules() for name in re.findall(r"{(\w+)!s}", rule.hint)}
     assert names == {
-        "build", "command", "full", "gateway", "hosts", "json", "keys", "fix", "nodes", "others", "packages", "paths",
-        "pids", "quoted", "raise_files", "scp", "source", "ssh", "target", "way",
+        "build", "command", "full", "gateway", "hosts", "json", "keys", "fix", "nodes", "option", "others", "packages",
+        "paths", "pids", "quoted", "raise_files", "scp", "source", "ssh", "target", "way",
     }  # fmt: skip

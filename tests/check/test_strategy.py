@@ -12,7 +12,7 @@ from multinode.check.rule import CheckFinding, Inspection
 from multinode.check.training import check_sharding, check_strategy
 from multinode.cluster.facts import Gpu
 from multinode.job.engines.accelerate import with_accelerate
-from multinode.job.job import JobEnvironment, LlamaFactoryJob
+from multinode.job.job import JobEnvironment, TrainingJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.stats.unknown import Entries, or_empty
 from multinode.traffic.pair_speeds import PairSpeed
@@ -31,7 +31,7 @@ def training(
     """Two nodes with one worker each; a stream between them reaches `gbit`."""
     text = json.dumps({"zero_optimization": {"stage": stage}}) if stage is not None else None
     config = config | ({"deepspeed": "ds.json"} if stage is not None else {})
-    job = LlamaFactoryJob(config_path="sft.yaml", text="", config=config, deepspeed_text=text)
+    job = TrainingJob(config_path="sft.yaml", text="", config=config, deepspeed_text=text)
     streams = (
         PairSpeed(source="a", target="b", gbit_per_s=5 * gbit),
         PairSpeed(source="b", target="a", gbit_per_s=gbit),
@@ -69,6 +69,21 @@ CASES = {
 
 def test_a_strategy_is_a_warning_where_another_would_send_far_less_over_a_slow_link(golden: Golden) -> None:
     check_cases(golden, "strategy", CASES)
+
+
+def test_what_to_change_is_in_the_keys_of_the_framework(golden: Golden) -> None:
+    frameworks = {
+        "trl": {"model_name_or_path": "m", "use_peft": False, "max_length": 512},
+        "swift": {"model": "m", "tuner_type": "full", "gradient_accumulation_steps": 1},
+        "axolotl": {"base_model": "m", "datasets": [], "bf16": True},
+    }
+    asked = {
+        name: (replace(training(FULL).job, framework=name, config=config))  # type: ignore[type-var]
+        for name, config in frameworks.items()
+    }
+    check_cases(
+        golden, "strategy_of", {name: check_strategy(replace(training(FULL), job=job)) for name, job in asked.items()}
+    )
 
 
 def test_without_a_rate_or_on_a_fast_link_nothing_is_said() -> None:

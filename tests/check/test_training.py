@@ -18,7 +18,7 @@ from multinode.check.training import (
 )
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Gpu
-from multinode.job.job import JobEnvironment, LlamaFactoryJob
+from multinode.job.job import JobEnvironment, TrainingJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.stats.unknown import Entries
 from tests import make
@@ -31,7 +31,7 @@ BATCH = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
 
 def job(deepspeed: dict[str, Any] | None = None, **config: Any) -> Inspection:
     text = None if deepspeed is None else json.dumps(deepspeed)
-    return inspection(job=LlamaFactoryJob(config_path="sft.yaml", text="", config=config, deepspeed_text=text))
+    return inspection(job=TrainingJob(config_path="sft.yaml", text="", config=config, deepspeed_text=text))
 
 
 SPACED = but(job(), "b", home="/home/jane doe", python="/opt/env/bin/python")
@@ -40,10 +40,20 @@ UNKNOWN_KEYS = but(
 )
 
 
+def as_training(asked: Inspection) -> TrainingJob:
+    assert isinstance(asked.job, TrainingJob)
+    return asked.job
+
+
 def by_set() -> Inspection:
     asked = but(job(cutof_len=128), "b", unknown_arguments=Entries({"cutof_len": "cutoff_len"}))
-    assert isinstance(asked.job, LlamaFactoryJob)
-    return replace(asked, job=replace(asked.job, overridden=("cutof_len",)))
+    return replace(asked, job=replace(as_training(asked), overridden=("cutof_len",)))
+
+
+def of_axolotl(deepspeed: dict[str, Any]) -> Inspection:
+    asked = job(deepspeed)
+    config = {"base_model": "m", "micro_batch_size": 2}
+    return replace(asked, job=replace(as_training(asked), framework="axolotl", config=config))
 
 
 TOTAL = job({"train_batch_size": 8}, **BATCH)
@@ -80,13 +90,17 @@ def test_what_would_stop_or_spoil_a_training_is_found(golden: Golden) -> None:
             "keys that LLaMA-Factory does not know": check_arguments(UNKNOWN_KEYS),
             "a key of --set that it does not know": check_arguments(by_set()),
             "a timeout of years": check_timeout(job(ddp_timeout=180000000)),
-            "another batch per GPU": check_deepspeed(job({"train_micro_batch_size_per_gpu": 4}, **BATCH)),
+            "a different batch per GPU": check_deepspeed(job({"train_micro_batch_size_per_gpu": 4}, **BATCH)),
             "other accumulation steps": check_deepspeed(job({"gradient_accumulation_steps": 1}, **BATCH)),
             "another precision": check_deepspeed(job({"bf16": {"enabled": True}}, **BATCH)),
+            "a different batch per GPU in the keys of axolotl": check_deepspeed(
+                of_axolotl({"train_micro_batch_size_per_gpu": 4})
+            ),
             "another clipping": check_deepspeed(job({"gradient_clipping": 0.5}, **BATCH)),
-            "another batch in all": check_batch_size(TOTAL),
-            "another batch in all, with unequal nodes": check_batch_size(replace(TOTAL, cluster=unequal)),
+            "a different global batch": check_batch_size(TOTAL),
+            "a different global batch, with unequal nodes": check_batch_size(replace(TOTAL, cluster=unequal)),
             "ZeRO-3 on CPUs": check_deepspeed_on_cpu(but(job(ZERO_3), "b", **ON_CPU)),
+            "ZeRO-3 of axolotl on CPUs": check_deepspeed_on_cpu(but(of_axolotl(ZERO_3), "b", **ON_CPU)),
             "devices by MIG ids": check_deepspeed_devices(MIG),
             "devices by ids in --env": check_deepspeed_devices(on_devices(None, CUDA_VISIBLE_DEVICES="GPU-00aa")),
             "devices in another order": check_deepspeed_devices(on_devices(None, CUDA_DEVICE_ORDER="FASTEST_FIRST")),
@@ -96,6 +110,7 @@ def test_what_would_stop_or_spoil_a_training_is_found(golden: Golden) -> None:
 
 def test_what_only_llamafactory_reads_is_well_in_a_script() -> None:
     silent(check_spaces(replace(SPACED, job=SCRIPT)), check_spaces(job()))
+    silent(check_spaces(replace(SPACED, job=replace(as_training(SPACED), framework="trl"))))
     silent(check_arguments(job(cutof_len=128)), check_arguments(replace(UNKNOWN_KEYS, job=SCRIPT)))
 
 
@@ -111,6 +126,7 @@ def test_any_other_timeout_is_well(timeout_s: Any) -> None:
         ({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}, BATCH),
         ({"train_micro_batch_size_per_gpu": 8}, {}),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": False}}, {"bf16": True}),
+        ({"bf16": {"enabled": True}}, {"bf16": 1}),
         ({"bf16": {"enabled": True}}, {"bf16_full_eval": True}),
         ({"bf16": {"enabled": True}}, {"bf16": "yes"}),
         ({"train_micro_batch_size_per_gpu": 4}, {"per_device_train_batch_size": "two"}),
@@ -135,7 +151,7 @@ def test_zero_3_needs_no_gpu_where_the_json_does_not_have_the_batch_size() -> No
 
 @pytest.mark.parametrize("text", ["[]", '{"zero_optimization": 3, "bf16": 1, "train_batch_size": [2]}'])
 def test_a_json_of_another_kind_breaks_nothing(text: str) -> None:
-    strange = inspection(job=LlamaFactoryJob(config_path="sft.yaml", text="", config=BATCH, deepspeed_text=text))
+    strange = inspection(job=TrainingJob(config_path="sft.yaml", text="", config=BATCH, deepspeed_text=text))
     for check in (check_deepspeed, check_batch_size, check_deepspeed_on_cpu):
         silent(check(strange))
 

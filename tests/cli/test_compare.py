@@ -10,13 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from multinode.cli.main import build_app
-from multinode.errors import UsageError
 from multinode.network.measure import scan_messages
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
 from multinode.records.benchmark import CollectiveTest
 from multinode.stats.estimate import Estimate
 from tests import make
+from tests.golden import Golden, error_of
 from tests.network.test_scan_changes import row
 from tests.sweep.cells import SWEEP_RUN
 
@@ -41,7 +41,7 @@ def compare(*options: str) -> str:
     return result.stdout
 
 
-def test_two_records_of_another_kind_are_compared_figure_by_figure(root: Path) -> None:
+def test_two_records_of_another_kind_are_compared_figure_by_figure(root: Path, golden: Golden) -> None:
     for run_id, speed, other in ((FIRST, 2.0, 5.0), (SECOND, 3.0, 5.5)):
         tests = [
             {"label": "matmul bf16", "alone": Estimate(value=speed, low=0.95 * speed, high=1.05 * speed)},
@@ -56,11 +56,9 @@ def test_two_records_of_another_kind_are_compared_figure_by_figure(root: Path) -
     assert matmul["ratio"]["low"] > 1.3
     # 10% more, and within what scatters.
     assert (copy["second"]["value"], copy["changed"]) == (5.5, False)
-    assert (size["ratio"]["value"], size["changed"]) == (1.0, False)
-    shown = compare(FIRST, SECOND)
-    assert "1.50x (" in shown
-    assert "copy" not in shown
-    assert "copy" in compare(FIRST, SECOND, "--details")
+    assert (size["ratio"]["value"], size["changed"]) == (1.0, None)
+    golden.check("compare_figures.txt", compare(FIRST, SECOND))
+    golden.check("compare_figures_details.txt", compare(FIRST, SECOND, "--details"))
 
 
 def test_workers_with_the_same_device_are_compared_each_with_itself(root: Path) -> None:
@@ -77,7 +75,7 @@ def test_workers_with_the_same_device_are_compared_each_with_itself(root: Path) 
     }
 
 
-def test_two_nccl_tests_are_compared_size_by_size(root: Path) -> None:
+def test_two_nccl_tests_are_compared_size_by_size(root: Path, golden: Golden) -> None:
     for run_id, time_us in ((FIRST, 1000.0), (SECOND, 2000.0)):
         scan = ScanReport(
             run_id=run_id,
@@ -96,15 +94,22 @@ def test_two_nccl_tests_are_compared_size_by_size(root: Path) -> None:
     (slower,) = changes["rows"]
     assert (slower["name"], slower["changed"]) == ("all_reduce 1 MiB", True)
     assert slower["ratio"]["value"] == pytest.approx(0.5)
-    shown = compare(FIRST, SECOND)
-    assert "1 slower, most: all_reduce 1 MiB (-50%)" in " ".join(shown.split())
-    assert "0.50x (0.49-0.51)" in shown
+    golden.check("compare_scans.txt", compare(FIRST, SECOND))
 
 
-def test_records_that_have_nothing_in_common_are_named_with_their_kinds(root: Path) -> None:
+def test_records_that_have_nothing_in_common_are_named_with_their_kinds(root: Path, golden: Golden) -> None:
     keep(root, FIRST, "bench", "bench.json", {"nodes": []})
-    keep(root, SECOND, "contrast", "contrast.json", {"schema": "multinode.contrast/4"})
-    with pytest.raises(UsageError, match=f"run {FIRST} is of kind bench, and {SECOND} of kind contrast"):
-        compare(FIRST, SECOND)
-    with pytest.raises(UsageError, match=f"both are run {FIRST}"):
-        compare(FIRST, FIRST)
+    keep(root, SECOND, "contrast", "contrast.json", {"schema": "multinode.contrast/5"})
+    golden.check_errors("refused_compare", {second: error_of(compare, FIRST, second) for second in (SECOND, FIRST)})
+
+
+def test_a_figure_without_an_interval_is_shown_and_not_judged(root: Path) -> None:
+    for run_id, seconds, busy in ((FIRST, 41.0, 100.0), (SECOND, 1.2, 100.001)):
+        node = {"node": "a", "seconds": seconds, "cpu_busy_percent": busy}
+        keep(root, run_id, "bench", "bench.json", {"nodes": [node]})
+    figures = json.loads(compare(FIRST, SECOND, "--json"))["figures"]
+    assert [figure["changed"] for figure in figures] == [None, None]
+    shown = compare(FIRST, SECOND)
+    assert "not judged because they have no interval: 1 figure" in shown
+    assert "seconds" in shown
+    assert "cpu_busy_percent" not in shown

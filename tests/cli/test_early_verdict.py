@@ -16,13 +16,14 @@ from typer.testing import CliRunner
 from multinode.cli.early_verdict import Mode, require_terminal, watch
 from multinode.cli.main import build_app
 from multinode.decoding import decode_json
-from multinode.errors import UsageError
 from multinode.launch.attach import attach, find_recorded
 from multinode.launch.context import ExecuteOptions, RunContext
+from multinode.predict.early_verdict import verdict_line
 from multinode.records.progress import NodeProgress, RunProgress
-from multinode.records.run import Run
+from multinode.records.run import EarlyVerdict, Run
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
+from tests.golden import Golden, error_of
 from tests.launch.scripted import HELLO, RUNNING, ScriptedNodes, Talk
 from tests.profile.made_up_steps import MadeUp, always
 from tests.profile.running import keep_running
@@ -85,8 +86,7 @@ def test_a_run_is_stopped_where_that_was_asked_for_and_one_node_is_surely_faster
         shown = followed.until()
     stop = followed.context.stop
     assert (stop.count, stop.reason) == (stops, "slower_than_one_node" if stops else "")
-    kept = decode_json((directory.path / "early-verdict.json").read_bytes(), dict[str, Any])
-    assert shown.note == kept["sentence"]
+    assert shown.note == verdict_line(decode_json((directory.path / "early-verdict.json").read_bytes(), EarlyVerdict))
 
 
 def test_a_verdict_whose_uncertainty_is_longer_than_what_is_left_is_kept_and_not_shown(
@@ -101,9 +101,7 @@ def test_a_verdict_whose_uncertainty_is_longer_than_what_is_left_is_kept_and_not
             time.sleep(0.01)
         for _ in range(3):
             followed.context.observe(at(15))
-    assert decode_json(kept_at.read_bytes(), dict[str, Any])["sentence"].startswith(
-        "Early verdict (15 steps): inconclu"
-    )
+    assert decode_json(kept_at.read_bytes(), EarlyVerdict).findings[0].code == "inconclusive"
     assert {progress.note for progress in followed.seen} == {""}
     assert followed.said == []
 
@@ -116,7 +114,7 @@ def test_after_few_steps_it_is_told_that_a_run_is_looked_at_again_and_then_it_is
     few = keep_running(tmp_path, SLOW)
     with watch(followed.context, "stop"):
         followed.until()
-        assert followed.said == ["one node is faster by 10 measured steps: looking again after 120"]
+        assert followed.said == ["one node is faster by 10 measured steps: checking again after 120"]
         for rank, every in lines.items():
             few.append_samples(rank, "ranks.jsonl", b"".join(every[len(list(few.sample_lines(rank))) :]))
         followed.context.observe(at(124))
@@ -130,13 +128,13 @@ def test_after_few_steps_it_is_told_that_a_run_is_looked_at_again_and_then_it_is
     assert (kept["recorded"], kept["measured"]) == (125, 120)
 
 
-def test_what_is_left_is_told_of_the_step_where_the_run_is(followed: Followed, tmp_path: Path) -> None:
+def test_what_is_left_is_told_of_the_step_where_the_run_is(followed: Followed, tmp_path: Path, golden: Golden) -> None:
     keep_running(tmp_path, SLOW)
     with watch(followed.context, "report"):
         followed.until()
         followed.context.observe(at(508))
     # 485 of the 1000 steps are done, and half of what was left then.
-    assert "9 min 05 s on 2 nodes" in followed.seen[-1].note
+    golden.check("early_verdict_note.txt", f"{followed.seen[-1].note}\n")
 
 
 def test_a_run_that_resumed_is_judged_after_15_steps_of_its_own(followed: Followed, tmp_path: Path) -> None:
@@ -201,14 +199,13 @@ def test_a_run_that_is_taken_up_is_stopped_as_well_though_ctrl_c_would_leave_it(
     assert launched.run.stop_reason == ("slower_than_one_node" if status == "stopped" else "")
 
 
-def test_a_run_that_another_process_follows_is_that_ones_to_stop(tmp_path: Path) -> None:
+def test_a_run_that_another_process_follows_is_that_ones_to_stop(tmp_path: Path, golden: Golden) -> None:
     directory = keep_running(tmp_path, SLOW)
     with directory.lock():
         done = CliRunner(env={"MULTINODE_RUNS": str(tmp_path)}).invoke(
             build_app(), ["attach", "r", "--if-slower-than-one-node", "stop"]
         )
-    assert isinstance(done.exception, UsageError)
-    assert "another multinode follows this run" in done.exception.message
+    golden.check_errors("refused_attach", {"a run that another process follows": done.exception}, directory.path)
 
 
 @pytest.fixture
@@ -236,13 +233,13 @@ def test_a_user_is_asked_and_not_waited_for(
     assert followed.context.stop.count == stops
 
 
-def test_without_a_terminal_nobody_can_be_asked_and_a_detached_run_is_not_followed() -> None:
+def test_without_a_terminal_nobody_can_be_asked_and_a_detached_run_is_not_followed(golden: Golden) -> None:
     require_terminal("stop")
     require_terminal("report", detach=True)
-    with pytest.raises(UsageError, match="ask needs a terminal and no --quiet"):
-        require_terminal("ask")
-    with pytest.raises(UsageError, match="stop needs this command to keep running"):
-        require_terminal("stop", detach=True)
+    golden.check_errors(
+        "refused_early_verdict",
+        {"ask": error_of(require_terminal, "ask"), "stop --detach": error_of(require_terminal, "stop", detach=True)},
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from multinode.cli.main import build_app
 from multinode.cli.verbs import VERBS, load_verb
 
 ROOT = Path(__file__).parents[2] / "multinode"
-# Of docker, pip, git, nvidia-smi, du, Slurm, accelerate, torchrun, Ansible; of a script; CSS.
+# Of docker, pip, git, nvidia-smi, du, Slurm, accelerate, torchrun, TRL, Ansible; of a script; CSS.
 OTHERS = {
     "--arguments", "--batch", "--config_file", "--cpus", "--cpus-per-task", "--force-reinstall", "--gpus",
     "--ipc", "--its", "--job", "--list", "--max-depth", "--max-restarts", "--memory", "--privileged", "--query-gpu",
@@ -24,7 +24,7 @@ OTHERS = {
     "--clear-groups", "--gpus-per-node", "--jobid", "--nodelist", "--ntasks", "--overlap", "--regid", "--reuid",
     "--time", "--logdir", "--cap-add", "--device", "--exclude", "--mem", "--signal", "--chdir", "--cpu-bind", "--input",
     "--mpi", "--no-kill", "--nodes", "--unbuffered", "--ignored", "--init", "--numa-binding", "--stage", "--local-rank",
-    "--key", "--use-env", "--index-url",
+    "--key", "--use-env", "--index-url", "--config",
 }  # fmt: skip
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _TYPED = re.compile(r"multinode ([a-z-]+)((?: (?!multinode)[^;:,()`]*)?)")

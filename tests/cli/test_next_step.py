@@ -84,8 +84,7 @@ def test_no_secret_is_kept_and_the_shells_variable_stands_for_one() -> None:
         ("contrast --hosts h --steps 20 --set max_steps=9 sft.yaml", "--hosts h"),
         ("contrast --hosts h --steps 20 -- t.py --lr 1", "--hosts h -- t.py --lr 1"),
         ("launch --hosts h --workers-per-node 2 --env A=b -- torchrun t.py", "--hosts h --env A=b -- torchrun t.py"),
-        # Of a YAML under another engine nothing is kept that could be trained again.
-        ("launch --engine deepspeed --set a=1 sft.yaml", "--set a=1 --engine deepspeed sft.yaml"),
+        ("launch --engine deepspeed --set a=1 sft.yaml", "--engine deepspeed"),
     ],
 )
 def test_changes_are_tried_with_the_job_that_was_measured(typed: str, line: str) -> None:

@@ -67,7 +67,7 @@ def test_a_dry_run_lists_the_cells_offline() -> None:
 @pytest.mark.usefixtures("folder")
 def test_the_document_keeps_the_users_order_and_has_no_axis_of_one_value() -> None:
     document = dry_run("sft.yaml", *METHODS, "--set", "cutoff_len=512", "--steps", "6")
-    assert document["schema"] == "multinode.grid/2"
+    assert document["schema"] == "multinode.grid/3"
     assert document["grid"]["settings"] == {BATCH: [4, 1], "finetuning_type": ["lora", "full"]}
     assert [cell["cell"]["label"] for cell in document["cells"]] == [
         f"2-nodes-{method}-batch{batch}" for method in ("lora", "full") for batch in (4, 1)

@@ -56,7 +56,7 @@ def test_what_was_measured_is_shown_again_and_no_node_is_asked(tuned: Tuned) -> 
     assert f"Launch it   {launched}" in result.stdout
     assert f"tuning {tuned.directory.name} has already measured this" in result.stderr
     document = json.loads(run(*SHAPE, "--seeds", "2", "--json").stdout)
-    assert document["schema"] == "multinode.tuning/2"
+    assert document["schema"] == "multinode.tuning/3"
     assert (document["outcome"], document["recommended"]) == ("change", "local-sgd-every-16-steps-in-fp16")
 
 

@@ -17,6 +17,7 @@ from multinode.cluster.allocation import (
 from multinode.cluster.cluster import Node
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.errors import UsageError
+from tests.golden import Golden, error_of
 
 # Of Slurm 22.05.8, shortened.
 JOB = """\
@@ -181,16 +182,12 @@ def test_without_a_scheduler_there_is_none() -> None:
     assert scheduled({"DSTACK_NODES_IPS": "", "PBS_NODEFILE": ""}, {}) is None
 
 
-@pytest.mark.parametrize(
-    ("environ", "message"),
-    [
-        ({"DSTACK_NODES_IPS": "10.0.0.1\n-oProxyCommand=x"}, "DSTACK_NODES_IPS of dstack is invalid"),
-        ({"SKYPILOT_NODE_IPS": "node[1-3]"}, "SKYPILOT_NODE_IPS of SkyPilot is invalid"),
-        ({"DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.1"}, "duplicate node"),
-        ({"PBS_NODEFILE": "/gone"}, "PBS_NODEFILE=/gone does not exist here"),
-        ({"OAR_NODEFILE": "/pbs-of-another"}, "OAR_NODEFILE=/pbs-of-another does not exist here"),
-    ],
-)
-def test_what_cannot_be_understood_of_a_scheduler_names_its_variable(environ: dict[str, str], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        scheduled(environ, FILES)
+def test_what_cannot_be_understood_of_a_scheduler_names_its_variable(golden: Golden) -> None:
+    cases = {
+        "no name": {"DSTACK_NODES_IPS": "10.0.0.1\n-oProxyCommand=x"},
+        "a pattern": {"SKYPILOT_NODE_IPS": "node[1-3]"},
+        "twice": {"DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.1"},
+        "no file": {"PBS_NODEFILE": "/gone"},
+        "the file of another": {"OAR_NODEFILE": "/pbs-of-another"},
+    }
+    golden.check_errors("schedulers", {case: error_of(scheduled, told, FILES) for case, told in cases.items()})

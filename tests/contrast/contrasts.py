@@ -173,10 +173,9 @@ _ADVICE = (
         against_one_node=of_bounds(1.0, (1.0, 1.0)),
         gain=of_bounds(8.09, (7.9, 8.3)),
         outlook=outlook(None, 1, 2),
-        meaning="nothing",
         change=Change(nodes=1),
         command="--nodes 1",
-        why="one node with the same workers sends nothing",
+        why=(Finding(message="one node with the same workers sends nothing"),),
     ),
     Advice(
         name="gradient accumulation 4",
@@ -185,10 +184,12 @@ _ADVICE = (
         gain=of_bounds(2.9, (2.75, 3.05)),
         outlook=outlook(_LINK_GBIT_PER_S, 2, accumulation=4),
         memory_gib=0.0,
-        meaning="the global batch becomes 16 samples, 4 times as large: fewer updates from the same data",
+        effects=(
+            Finding(message="the global batch becomes 16 samples, 4 times as large: fewer updates from the same data"),
+        ),
         change=Change(overrides=("gradient_accumulation_steps=4",)),
         command="--set gradient_accumulation_steps=4",
-        why="14.7 MB are sent once for 4 micro-batches",
+        why=(Finding(message="14.7 MB are sent once for 4 micro-batches"),),
     ),
     Advice(
         name="fp16 gradients",
@@ -197,10 +198,10 @@ _ADVICE = (
         gain=of_bounds(1.78, (1.7, 1.86)),
         outlook=outlook(2 * _LINK_GBIT_PER_S, 2),
         memory_gib=0.01,
-        meaning="gradients are rounded to fp16 on the wire; very large ones overflow",
+        effects=(Finding(message="gradients are rounded to fp16 on the wire; very large ones overflow"),),
         change=Change(levers=compressed("fp16")),
         command="--grad-compress fp16",
-        why="7.4 MB per step are sent for 14.7",
+        why=(Finding(message="7.4 MB per step are sent instead of 14.7"),),
     ),
 )
 
@@ -219,7 +220,7 @@ _ALONE = (_alone("box1", (12.2, 12.3), (164.0, 163.0)), _alone("box2", (12.0, 12
 
 CONTRAST = Contrast(
     mode="same-workers",
-    why="node 0 has 2 slots, enough for the workers of all 2 nodes",
+    why=Finding(code="enough-slots", message="node 0 has 2 slots, enough for all workers of the 2 nodes"),
     job="tiny_sft.yaml (LLaMA-Factory sft full)",
     baseline=_ONE,
     candidate=msgspec.structs.replace(
@@ -232,10 +233,13 @@ CONTRAST = Contrast(
     others=with_speeds((_ONE, *_ALONE))[1:],
     loss=SlowdownAttribution(
         ideal_ms=166.0, node_ms=2.5, network_ms=1173.5, other_ms=0.0, cause="network",
-        message="exposed communication is 1174 ms of each step of 1342 ms",
+        message="exposed communication takes 1174 ms of each 1342 ms step",
     ),
-    verdict="2 nodes are 8.1x slower (8.0x to 8.2x) than 1 node with the same 2 workers: the network is the "
+    verdict=Finding(
+        code="slower",
+        message="2 nodes are 8.1x slower (8.0x to 8.2x) than 1 node with the same 2 workers: the network is the "
     "bottleneck.",
+    ),
     reasons=(
         Finding(code="step-parts", message="A step takes 1342 ms on 2 nodes: 88% exposed communication, "
         "10% compute; 166 ms on 1 node: 83% compute, 10% optimizer."),
@@ -243,7 +247,7 @@ CONTRAST = Contrast(
         "rate (94.1 Mbit/s on a link of 100 Mbit/s)."),
         Finding(code="each-alone", message="Alone: box1 12.2 samples/s (100%), box2 12.1 samples/s (98%)."),
     ),
-    differences=("torch: 2.13.0+cpu on 1 node, 2.13.1+cpu on 2 nodes.",),
+    differences=(Finding(message="torch: 2.13.0+cpu on 1 node, 2.13.1+cpu on 2 nodes."),),
     forecast=_FORECAST,
     advice=_ADVICE,
     rule="all but the first 5 of 30 steps",
@@ -258,20 +262,22 @@ def _curve() -> Contrast:
             side("candidate", 4, 2, exposed_ms=1764.0, rates=(8.1, 8.29, 8.4)),
         )
     )
-    sentence = "exposed communication is 1174 ms of each step of 1930 ms"
+    sentence = "exposed communication takes 1174 ms of each 1930 ms step"
     return msgspec.structs.replace(
         CONTRAST,
         mode="scale-out",
-        why="every node has 2 slots",
+        why=Finding(message="every node has 2 slots"),
         candidate=candidate,
         others=(point,),
         scaling="weak",
-        forecast=None,
-        forecast_reason="no nccl-test of these nodes is stored",
+        forecast=Unknown("no nccl-test of these nodes is stored"),
         advice=(),
         loss=msgspec.structs.replace(CONTRAST.loss, message=sentence),
-        verdict="Do not use 4 nodes for this job: they are 2.9x slower (2.8x to 3.0x) than 1 node; the network is the "
-        "bottleneck.",
+        verdict=Finding(
+            code="harmful",
+            message="Do not use 4 nodes for this job: they are 2.9x slower (2.8x to 3.0x) than 1 node; the network "
+            "is the bottleneck.",
+        ),
         reasons=(
             Finding(
                 message="A step takes 1930 ms on 4 nodes: 91% exposed communication, 7% compute; 166 ms on 1 "
@@ -282,14 +288,14 @@ def _curve() -> Contrast:
                 "Mbit/s on a link of 100 Mbit/s)."
             ),
             Finding(
-                message="Compute per step is 138 ms on 4 nodes, 138 ms on 1 node: without the network's cost "
-                "a step would take about 756 ms."
+                message="Compute per step is 138 ms on 4 nodes and 138 ms on 1 node: without the network's "
+                "cost, a step would take about 756 ms."
             ),
         ),
         differences=(
-            (
-                "Global batch: 4 on 1 node, 16 on 4 nodes, so 1/4 of the optimizer steps per epoch; learning rate "
-                "and warm-up may have to change."
+            Finding(
+                message="Global batch: 4 on 1 node, 16 on 4 nodes, so an epoch has 1/4 of the optimizer "
+                "steps; you may have to adjust learning rate and warm-up."
             ),
         ),
     )

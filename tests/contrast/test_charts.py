@@ -5,9 +5,10 @@ import pytest
 from plotly.graph_objects import Figure
 
 from multinode.contrast.charts import bandwidth_chart, scaling_chart, step_chart
-from multinode.contrast.side import OtherContrast, load_contrast
+from multinode.contrast.side import load_contrast
 from multinode.findings.finding import Finding
 from multinode.predict.break_even import Needed
+from multinode.predict.forecast import Forecast
 from multinode.results.run_page import run_page
 from multinode.runs.stored_run import StoredRun
 from multinode.stats.unknown import UNMEASURED
@@ -29,7 +30,7 @@ def traces(chart: Figure | None) -> dict[str, tuple[list[object], list[object]]]
 def test_a_contrast_s_section_shows_it_and_not_that_nothing_was_recorded() -> None:
     text = page(make.stored_run(CONTRAST_RUN, {load_contrast: CONTRAST}))
     assert "Nothing was recorded" not in text
-    order = [text.index(CONTRAST.verdict), text.index('class="tiles"'), text.index("<h2>why</h2>")]
+    order = [text.index(CONTRAST.verdict.message), text.index('class="tiles"'), text.index("<h2>why</h2>")]
     order += [text.index(f"<h2>{title}</h2>") for title in ("where a step goes", "throughput over bandwidth")]
     order += [text.index(f"<h2>{title}</h2>") for title in ("side by side", "time, cost and energy", "what if")]
     assert order == sorted(order)
@@ -38,9 +39,7 @@ def test_a_contrast_s_section_shows_it_and_not_that_nothing_was_recorded() -> No
 
 
 def test_a_contrast_that_cannot_be_read_says_so_and_why() -> None:
-    text = page(
-        make.stored_run(CONTRAST_RUN, {load_contrast: OtherContrast(sentence="This contrast is of another release")})
-    )
+    text = page(make.stored_run(CONTRAST_RUN, {load_contrast: Finding(message="This contrast is of another release")}))
     assert "This contrast is of another release" in text
     assert "Nothing was recorded" not in text
 
@@ -101,7 +100,7 @@ def test_links_are_drawn_of_the_settings_that_were_measured_alone() -> None:
 
 
 def test_a_forecast_that_marks_no_break_even_and_nothing_measured_is_drawn_without() -> None:
-    assert CONTRAST.forecast is not None
+    assert isinstance(CONTRAST.forecast, Forecast)
     scenarios = tuple(msgspec.structs.replace(one, measured=False) for one in CONTRAST.forecast.scenarios)
     forecast = msgspec.structs.replace(CONTRAST.forecast, scenarios=scenarios, break_even=None)
     drawn = traces(bandwidth_chart(msgspec.structs.replace(CONTRAST, forecast=forecast)))
@@ -109,7 +108,7 @@ def test_a_forecast_that_marks_no_break_even_and_nothing_measured_is_drawn_witho
 
 
 def test_a_break_even_far_from_the_links_is_told_and_not_drawn() -> None:
-    assert CONTRAST.forecast is not None
+    assert isinstance(CONTRAST.forecast, Forecast)
     assert CONTRAST.forecast.break_even is not None
     any_link = msgspec.structs.replace(
         CONTRAST.forecast.break_even, beats_one=Needed(value=1e-4, code="any", message="at any bandwidth", always=True)
@@ -122,13 +121,15 @@ def test_a_break_even_far_from_the_links_is_told_and_not_drawn() -> None:
 
 def test_nothing_that_a_contrast_says_is_run_by_the_page() -> None:
     attack = "</script><script>alert(1)</script><img src=http://x/y onerror=alert(2)>"
-    advice = msgspec.structs.replace(CONTRAST.advice[0], name=attack, command=attack, meaning=attack)
+    advice = msgspec.structs.replace(
+        CONTRAST.advice[0], name=attack, command=attack, effects=(Finding(message=attack),)
+    )
     candidate = msgspec.structs.replace(
         CONTRAST.candidate, node_names=(attack,), disturbances=(Finding(message=attack),)
     )
     contrast = msgspec.structs.replace(
         CONTRAST,
-        verdict=attack,
+        verdict=Finding(message=attack),
         reasons=(Finding(message=attack),),
         candidate=candidate,
         advice=(advice,),

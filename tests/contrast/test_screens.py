@@ -17,12 +17,13 @@ from multinode.predict.advice_screen import show as show_advice
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.request import forecast_benchmarks
 from multinode.predict.screen import show as show_forecast
+from multinode.records.invocation import Invocation
 from multinode.render.following import following
 from multinode.render.sheet import Block
 from multinode.render.table import Part, screen_text
 from multinode.render.terminal import block_parts
 from multinode.stats.estimate import exactly, of_bounds
-from multinode.stats.unknown import UNMEASURED
+from multinode.stats.unknown import UNMEASURED, Unknown
 from tests.contrast.contrasts import CONTRAST, CURVE, outlook
 from tests.contrast.made_up_sides import side_of, split_of
 from tests.contrast.test_words import CASES
@@ -32,6 +33,7 @@ from tests.predict.test_sheets import EVIDENCE
 MORE = "multinode show 20260104-cc --details"
 NEXT = "multinode tune --judge speed --from 20260104-cc --candidates 2 --hosts lab"
 HOSTILE = "\x1b[2J[bold]\u202e"
+HOSTILE_ONES = (Finding(message=HOSTILE),)
 
 COMPARED = compare(
     [
@@ -39,7 +41,7 @@ COMPARED = compare(
         side_of("candidate", 78.4, 2, split=split_of(102.0, 61.0), run_ids=("20260105-101500-dcba",)),
     ],
     mode="compare",
-    why="run b against run a",
+    why=Finding(message="run b against run a"),
     job="sft.yaml",
     rule="all but the first 5",
 )
@@ -47,17 +49,16 @@ UNKNOWN = msgspec.structs.replace(
     CONTRAST,
     baseline=msgspec.structs.replace(CONTRAST.baseline, split=UNMEASURED, exposed_ms=UNMEASURED, settings=UNMEASURED),
     candidate=msgspec.structs.replace(CONTRAST.candidate, split=UNMEASURED, exposed_ms=UNMEASURED, settings=UNMEASURED),
-    forecast=None,
-    forecast_reason="no nccl-test of these nodes is stored",
+    forecast=Unknown("no nccl-test of these nodes is stored"),
     advice=(),
-    differences=tuple(f"package-{number}: 1 on 1 node, 2 on 2 nodes" for number in range(5)),
+    differences=tuple(Finding(message=f"package-{number}: 1 on 1 node, 2 on 2 nodes") for number in range(5)),
 )
 
 BATCH = msgspec.structs.replace(
     CONTRAST.advice[2], name="per-device batch 64", memory_gib=30.0, fits=False, gain=of_bounds(3.1, (2.9, 3.3))
 )
 SLOWER = msgspec.structs.replace(BATCH, name="3 nodes", fits=None, gain=of_bounds(0.9, (0.85, 0.95)))
-assert CONTRAST.forecast is not None
+assert isinstance(CONTRAST.forecast, Forecast)
 RECOMMENDATIONS = Recommendations(
     runs=("20260104-cc-baseline-1",),
     sources=("2 nodes: run 20260104-cc-candidate-1",),
@@ -66,8 +67,7 @@ RECOMMENDATIONS = Recommendations(
     advice=(*CONTRAST.advice, SLOWER, BATCH),
     notes=("the link's rate is that of its NIC",),
     back_test=CONTRAST.forecast.back_test,
-    job="configs/tiny sft.yaml",
-    hosts="my nodes.txt",
+    command=Invocation(verb="launch", options=(("--hosts", "my nodes.txt"),), job=("configs/tiny sft.yaml",)),
 )
 USELESS = msgspec.structs.replace(RECOMMENDATIONS, advice=(SLOWER, BATCH), back_test=None)
 
@@ -78,8 +78,7 @@ SLOW = {
         outlook(0.1, 2), speedup=of_bounds(0.12, (0.11, 0.13)), workers_per_node=1, samples_per_s=exactly(2.98)
     ),
     "one_node": msgspec.structs.replace(outlook(None, 1, 2), measured=True),
-    "job": "configs/tiny sft.yaml",
-    "hosts": "lab",
+    "command": Invocation(verb="launch", options=(("--hosts", "lab"),), job=("configs/tiny sft.yaml",)),
 }
 
 
@@ -152,18 +151,22 @@ def test_what_was_measured_or_has_no_room_is_not_among_what_to_try() -> None:
         contrasted(
             msgspec.structs.replace(
                 CONTRAST,
-                verdict=HOSTILE,
+                verdict=Finding(message=HOSTILE),
                 rule=HOSTILE,
-                differences=(HOSTILE,),
+                differences=(Finding(message=HOSTILE),),
                 reasons=(Finding(message=HOSTILE),),
-                advice=(msgspec.structs.replace(CONTRAST.advice[1], name=HOSTILE, why=HOSTILE),),
+                advice=(msgspec.structs.replace(CONTRAST.advice[1], name=HOSTILE, why=(Finding(message=HOSTILE),)),),
             ),
             details=True,
         ),
         advised(
             msgspec.structs.replace(
                 RECOMMENDATIONS,
-                advice=(msgspec.structs.replace(BATCH, name=HOSTILE, why=HOSTILE, meaning=HOSTILE, command=HOSTILE),),
+                advice=(
+                    msgspec.structs.replace(
+                        BATCH, name=HOSTILE, why=HOSTILE_ONES, effects=HOSTILE_ONES, command=HOSTILE
+                    ),
+                ),
             ),
             details=True,
         ),

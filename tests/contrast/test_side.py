@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.contrast.figures import Side
+from multinode.contrast.figures import ASKED, Side
 from multinode.contrast.judge import compare
 from multinode.contrast.sheets import side_sheet, small_sheet
 from multinode.contrast.side import make_side
@@ -111,7 +111,7 @@ def test_exposed_communication_is_of_the_steps_of_all_repeats_in_which_it_is_kno
     found = side_of_two([few, whole])
     assert found.exposed_steps.words == "from 29 of 50 measured steps"
     baseline = make_side("baseline", [run_of(whole)])
-    contrast = compare([baseline, found], mode="compare", why="asked", job="job", rule="all count")
+    contrast = compare([baseline, found], mode="compare", why=ASKED.found(None), job="job", rule="all count")
     for sheet in (small_sheet(contrast, contrast.measured), side_sheet(contrast, contrast.measured)):
         assert any(note.endswith(": from 29 of 50 measured steps") for note in sheet.notes)
 

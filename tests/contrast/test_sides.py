@@ -2,15 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.cluster.cluster import Node
 from multinode.contrast.measure import ContrastRequest, Sides, plan_sides
-from multinode.errors import UsageError
 from multinode.series.grid import in_turns
 from tests import make
+from tests.golden import Golden, error_of
 
 TWO = make.cluster(Node(name="a", slots=2), Node(name="b", slots=2))
 FOUR = make.cluster(*"abcd")
@@ -36,7 +35,6 @@ def plan(slots: Sequence[int], **wish: object) -> Sides:
 def test_node_0_holds_the_workers_of_all_nodes() -> None:
     sides = plan([2, 2])
     assert sides.mode == "same-workers"
-    assert sides.why == "node 0 has 2 slots, enough for the workers of all 2 nodes"
     assert layouts(sides) == [("baseline", "a", 2), ("candidate", "ab", 1)]
     assert [side.role for side in sides.sides] == ["baseline", "candidate"]
 
@@ -68,16 +66,14 @@ def test_a_node_alone_has_no_more_workers_than_its_slots() -> None:
     assert layouts(sides)[2:] == [("alone-1", "b", 2)]
 
 
-def test_one_slot_is_too_few_and_it_scales_out_and_says_why() -> None:
+def test_one_slot_is_too_few_and_it_scales_out() -> None:
     sides = plan([1, 1])
     assert (sides.mode, layouts(sides)) == ("scale-out", [("baseline", "a", 1), ("candidate", "ab", 1)])
-    assert sides.why == "node 0 has slots=1, too few for 1 worker of each of the 2 nodes"
 
 
 def test_scale_out_can_be_asked_for() -> None:
     sides = plan([2, 2], mode="scale-out")
     assert (sides.mode, layouts(sides)) == ("scale-out", [("baseline", "a", 2), ("candidate", "ab", 2)])
-    assert sides.why == "set with --mode"
 
 
 def test_the_published_case_names_node_0s_gpus() -> None:
@@ -142,35 +138,43 @@ def test_repeats_are_measured_forwards_and_backwards() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("slots", "wish", "said"),
-    [
-        ([1, 1], {"mode": "same-workers"}, "too few for 1 worker"),
-        ([2, 2], {"baseline_gpus": (0, 1, 2)}, "names 3 GPUs, but all nodes together have 4 workers"),
-        ([2, 2], {"counts": (1, 3)}, "--nodes 1,3: hosts has 2 nodes"),
-        ([2, 2], {"counts": (0, 2)}, "--nodes 0,2"),
-        ([2, 2], {"counts": (1,)}, "--nodes 1 is only one side"),
-        ([2, 2], {"mode": "scale-out", "baseline_gpus": (0, 1, 2, 3)}, "--mode scale-out fills every node"),
-        ([2, 2], {"baseline_gpus": (1, 1, 2, 2)}, "names a GPU twice"),
-        ([4, 4, 4, 4], {"mode": "same-workers", "counts": (1, 2, 3)}, "divisible by 1, 2 and 3 nodes"),
-        ([2, 2], {"mode": "fixed-global-batch"}, "does not know the global batch of a script"),
-        ([3, 2], {"mode": "fixed-global-batch", "accumulation": 1}, "5 micro-batches per step are not divisible by 3"),
-    ],
-)
-def test_what_cannot_be_contrasted(slots: list[int], wish: dict[str, object], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        plan(slots, **wish)
+def test_the_mode_says_why_it_is_used(golden: Golden) -> None:
+    cases = {
+        "enough slots": plan([2, 2]),
+        "too few": plan([1, 1]),
+        "asked for": plan([2, 2], mode="scale-out"),
+        "unequal": plan([8, 1]),
+        "with --baseline-gpus": plan([2, 2], baseline_gpus=(1, 2, 3, 5)),
+    }
+    golden.check(
+        "why.txt",
+        "".join(
+            f"# {case}\n{sides.mode}: {sides.why.message}\n"
+            + "".join(f"  {side.label}: {side.description}\n" for side in sides.sides)
+            for case, sides in cases.items()
+        ),
+    )
 
 
-def test_a_wrong_number_of_baseline_gpus_says_how_many_to_name() -> None:
-    with pytest.raises(UsageError) as caught:
-        plan([2, 3], baseline_gpus=(0, 1, 2))
-    assert caught.value.hint == "name 5 GPUs of node 0: --baseline-gpus takes one per worker"
-
-
-def test_one_node_cannot_be_contrasted() -> None:
-    with pytest.raises(UsageError, match="needs two or more nodes"):
-        plan_sides(TWO.first(1), [2], ContrastRequest())
+def test_what_cannot_be_contrasted_is_refused(golden: Golden) -> None:
+    cases: dict[str, tuple[list[int], dict[str, object]]] = {
+        "same workers on too few slots": ([1, 1], {"mode": "same-workers"}),
+        "fewer GPUs than workers": ([2, 2], {"baseline_gpus": (0, 1, 2)}),
+        "fewer GPUs than unequal workers": ([2, 3], {"baseline_gpus": (0, 1, 2)}),
+        "a GPU twice": ([2, 2], {"baseline_gpus": (1, 1, 2, 2)}),
+        "GPUs of a scale-out": ([2, 2], {"mode": "scale-out", "baseline_gpus": (0, 1, 2, 3)}),
+        "more nodes than there are": ([2, 2], {"counts": (1, 3)}),
+        "no node": ([2, 2], {"counts": (0, 2)}),
+        "one side": ([2, 2], {"counts": (1,)}),
+        "workers that do not divide": ([4, 4, 4, 4], {"mode": "same-workers", "counts": (1, 2, 3)}),
+        "the batch of a script": ([2, 2], {"mode": "fixed-global-batch"}),
+        "a batch that does not divide": ([3, 2], {"mode": "fixed-global-batch", "accumulation": 1}),
+    }
+    golden.check_errors(
+        "refused_sides",
+        {case: error_of(plan, slots, **wish) for case, (slots, wish) in cases.items()}
+        | {"one node": error_of(plan_sides, TWO.first(1), [2], ContrastRequest())},
+    )
 
 
 @given(

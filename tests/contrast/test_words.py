@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from multinode.contrast.figures import Contrast, Side
+from multinode.contrast.figures import ASKED, Contrast, Side
 from multinode.contrast.judge import compare, judge, prefers_one_node
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.step_bytes import BytesPerStep
@@ -17,7 +17,7 @@ LATE: dict[str, Any] = {"stragglers": ("n2",), "late_ms": 60.0}
 
 
 def contrast_of(mode: str, *sides: Side) -> Contrast:
-    return compare(sides, mode=mode, why="asked", job="job", rule="all count")
+    return compare(sides, mode=mode, why=ASKED.found(None), job="job", rule="all count")
 
 
 def same_workers(rate: float, **known: Any) -> Contrast:
@@ -88,24 +88,28 @@ CASES = {
 def test_the_words_of_every_case_are_the_golden_ones(golden: Golden) -> None:
     told = []
     for name, found in CASES.items():
-        lines = [found.verdict, *(f"  {reason.message}" for reason in found.reasons), f"  ({found.loss.message})"]
+        reasons = (f"  {reason.message}" for reason in found.reasons)
+        lines = [found.verdict.message, *reasons, f"  ({found.loss.message})"]
         told.append("\n".join((f"# {name}", *lines)))
     golden.check("contrast-words.txt", "\n\n".join(told) + "\n")
 
 
 @pytest.mark.parametrize(
-    ("name", "outcome"),
+    ("name", "outcome", "code"),
     [
-        ("same workers, as fast", "equal"),
-        ("same workers, slower", "slower"),
-        ("same workers, faster", "faster"),
-        ("same workers, noise", "inconclusive"),
-        ("more workers, noise", "inconclusive"),
-        ("no synchronisation", "unsynchronised"),
+        ("same workers, as fast", "equal", "equal"),
+        ("same workers, slower", "slower", "slower"),
+        ("same workers, faster", "faster", "faster"),
+        ("same workers, noise", "inconclusive", "inconclusive"),
+        ("more workers, as fast", "equal", "no-faster"),
+        ("more workers, slower", "slower", "harmful"),
+        ("more workers, noise", "inconclusive", "inconclusive"),
+        ("two runs, slower", "slower", "slower"),
+        ("no synchronisation", "unsynchronised", "unsynchronised"),
     ],
 )
-def test_the_outcome_of_a_contrast_is_a_code(name: str, outcome: str) -> None:
-    assert judge(CASES[name]) == outcome
+def test_the_outcome_of_a_contrast_is_a_code(name: str, outcome: str, code: str) -> None:
+    assert (judge(CASES[name]), CASES[name].verdict.code) == (outcome, code)
 
 
 @pytest.mark.parametrize(

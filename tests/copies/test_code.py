@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,18 @@ import msgspec
 import pytest
 
 from multinode.cluster.cluster import Node
-from multinode.copy.transfer import copy_code
-from multinode.errors import AgentFailed, ContactLost, MultinodeError, NodeFailed, UsageError
+from multinode.copy.code import copy_code
+from multinode.errors import AgentFailed, ContactLost, MultinodeError
 from multinode.job.code_tree import CodeTree, read_code
+from multinode.node.copies import wire
+from multinode.node.copies.wire import Pipe, Wire
+from multinode.node.manifest import BLOCK_BYTES
 from multinode.records.plan import SentCode
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.base import Transport
 from multinode.transport.local import LocalTransport
 from tests import make
+from tests.golden import Golden, error_of
 from tests.launch.scripted import DEADLINE_S, ScriptedNodes, Talk
 
 CLUSTER = make.cluster("a", "b")
@@ -81,18 +87,19 @@ def test_after_an_edit_of_one_file_that_one_is_sent_to_every_node(tmp_path: Path
     assert copy(tmp_path, again, "r1-2") == dict.fromkeys("ab", SentCode(files=0, size_bytes=0))
 
 
-def test_a_file_that_changed_since_it_was_read_is_not_taken_for_the_other(tmp_path: Path, source: Path) -> None:
+def test_a_file_that_changed_since_it_was_read_is_not_taken_for_the_other(
+    tmp_path: Path, source: Path, golden: Golden
+) -> None:
     code = read_code(source, source)
     (source / "3.py").write_text("4")
-    with pytest.raises(NodeFailed, match=r"3\.py changed while it was copied"):
-        copy(tmp_path, code, "r1")
+    errors = {"another text": error_of(copy, tmp_path, code, "r1")}
+    (source / "3.py").write_text("3")
     (source / "large.py").write_text("shorter")
-    with pytest.raises(UsageError, match=r"large\.py changed while it was copied"):
-        copy(tmp_path, code, "r1")
+    errors["another size"] = error_of(copy, tmp_path, code, "r1")
     (source / "large.py").unlink()
     (source / "large.py").symlink_to("/etc/passwd")
-    with pytest.raises(UsageError, match=r"large\.py cannot be read"):
-        copy(tmp_path, code, "r1")
+    errors["a link"] = error_of(copy, tmp_path, code, "r1")
+    golden.check_errors("code_that_changed", errors, source)
     assert not list(tmp_path.glob("*/.multinode/code/r1"))
 
 
@@ -105,17 +112,24 @@ def ask(source: Path, play: Callable[[Talk], None]) -> MultinodeError:
     return caught.value
 
 
-@pytest.mark.parametrize("numbers", [[21], [-1], [0, 0], ["x"], {"a": 1}])
-def test_a_node_is_sent_only_what_it_was_told_of(source: Path, numbers: Any) -> None:
+def have(data: bytes) -> dict[str, Any]:
+    """A node's answer: the blocks that it has, a bit each."""
+    said: list[bytes] = []
+    Wire(Pipe(lambda piece: said.append(bytes(piece)), bytes)).send(wire.HAVE, data)
+    return {"kind": "data", "data": base64.b64encode(b"".join(said)).decode()}
+
+
+@pytest.mark.parametrize("data", [b"\xff\xff\xff", b"\xff" * 9])
+def test_a_node_is_sent_only_what_it_was_told_of(source: Path, data: bytes, golden: Golden) -> None:
     sent: list[dict[str, Any]] = []
 
     def play(talk: Talk) -> None:
         talk.received.get(timeout=DEADLINE_S)
-        talk.say({"kind": "wanted", "files": numbers})
+        talk.say(have(data))
         assert talk.closed.wait(DEADLINE_S)
         sent.extend(talk.orders())
 
-    assert isinstance(ask(source, play), NodeFailed)
+    golden.check_errors(f"asked_for_more_{len(data)}", {f"{len(data)} bytes of flags": ask(source, play)})
     assert sent == []
 
 
@@ -123,7 +137,7 @@ def test_a_node_that_takes_no_more_says_why(source: Path) -> None:
     def play(talk: Talk) -> None:
         talk.received.get(timeout=DEADLINE_S)
         talk.is_deaf = True
-        talk.say({"kind": "wanted", "files": [0]}, {"kind": "error", "message": "no space left", "hint": "df -h ~"})
+        talk.say(have(b"\0\0\0"), {"kind": "error", "message": "no space left", "hint": "df -h ~"})
 
     error = ask(source, play)
     assert isinstance(error, AgentFailed)
@@ -133,11 +147,22 @@ def test_a_node_that_takes_no_more_says_why(source: Path) -> None:
 def test_a_node_that_goes_away_is_named(source: Path) -> None:
     def play(talk: Talk) -> None:
         talk.received.get(timeout=DEADLINE_S)
-        talk.say({"kind": "wanted", "files": [0]})
-        piece = talk.received.get(timeout=DEADLINE_S)
-        assert (piece["file"], base64.b64decode(piece["data"])) == (0, b"0")
+        talk.say(have(b"\0\0\0"))
+        piece = base64.b64decode(talk.received.get(timeout=DEADLINE_S)["data"])
+        assert piece.endswith(hashlib.sha256(b"0").digest() + b"0")
         talk.hang_up()
 
     error = ask(source, play)
     assert isinstance(error, ContactLost)
     assert error.node == "a"
+
+
+def test_a_large_file_is_sent_in_blocks_and_what_changed_of_it_alone(tmp_path: Path, source: Path) -> None:
+    large = bytearray(os.urandom(2 * BLOCK_BYTES + 5))
+    (source / "large.py").write_bytes(large)
+    assert copy(tmp_path, read_code(source, source), "r1")["a"].size_bytes > len(large)
+    large[BLOCK_BYTES + 7] ^= 1
+    (source / "large.py").write_bytes(large)
+    sent = copy(tmp_path, read_code(source, source), "r2")
+    assert sent == dict.fromkeys("ab", SentCode(files=1, size_bytes=BLOCK_BYTES))
+    assert (tmp_path / "b" / ".multinode" / "code" / "r2" / "tree" / "large.py").read_bytes() == large

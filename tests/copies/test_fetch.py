@@ -2,19 +2,22 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from multinode.cluster.cluster import Node
-from multinode.copy.transfer import Fetched, Wanted, fetch_files
+from multinode.copy.fetch import Fetched, Wanted, fetch_files
 from multinode.errors import ContactLost, MultinodeError
 from multinode.transport.agent import AgentArchive, AgentTransport
 from multinode.transport.fake import FakeTransport
 from multinode.transport.local import LocalTransport
+from tests.golden import Golden, error_of, raised
 from tests.launch.scripted import DEADLINE_S, ScriptedNodes, Talk
 
 WANTED = Wanted(node=Node(name="a"), paths=("out",), cwd=None)
@@ -41,23 +44,27 @@ def test_what_was_announced_comes_home(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in sorted((tmp_path / "to" / "out").iterdir())] == [b"abcd", b"", b"ef"]
 
 
-@pytest.mark.parametrize(
-    ("records", "said"),
-    [
-        ((listed(4, 9), data(0, b"abc"), data(0, b"de"), END), "it sent more of out/0 than announced"),
-        ((listed(4), data(0, b"abc"), END), "it sent less of out/0 than announced"),
-        ((listed(1 << 62), data(0, b"abc")), "are free"),
-        ((listed(-1),), "cannot read its answer"),
-        (({"kind": "files", "files": [{"name": "x", "size_bytes": 0}] * 100_001},), "cannot read its answer"),
-        (({"kind": "files", "files": [{"name": "x", "size_bytes": 2}] * 2}, data(0, b"ab"), END), "named a file twice"),
-    ],
-)
-def test_a_node_that_sends_other_than_it_announced_fills_no_disk(
-    tmp_path: Path, records: tuple[dict[str, Any], ...], said: str
-) -> None:
-    with pytest.raises(MultinodeError, match=said):
-        fetch(tmp_path / "to", *records)
-    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 3
+def test_a_node_that_sends_other_than_it_announced_fills_no_disk(tmp_path: Path, golden: Golden) -> None:
+    twice = {"kind": "files", "files": [{"name": "x", "size_bytes": 2}] * 2}
+    many = {"kind": "files", "files": [{"name": "x", "size_bytes": 0}] * 100_001}
+    cases: dict[str, tuple[dict[str, Any], ...]] = {
+        "more than announced": (listed(4, 9), data(0, b"abc"), data(0, b"de"), END),
+        "less than announced": (listed(4), data(0, b"abc"), END),
+        "a file twice": (twice, data(0, b"ab"), END),
+        "a size below 0": (listed(-1),),
+        "more files than may be": (many,),
+    }
+    refused = {case: error_of(fetch, tmp_path / case, *records) for case, records in cases.items()}
+    golden.check_errors("refused_files", refused, tmp_path)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 3 * 3
+
+
+def test_more_than_is_free_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2 << 30))
+    refused = {"more than is free": error_of(fetch, tmp_path, listed((3 << 30) + 1), data(0, b"abc"))}
+    golden.check_errors("refused_for_the_disk", refused, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    fetch(tmp_path, listed(3), data(0, b"abc"), END)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +122,8 @@ def test_a_node_that_trickles_is_let_go_of(tmp_path: Path) -> None:
             talk.say(data(0, b"x"))
 
     nodes = ScriptedNodes(play)
-    with pytest.raises(ContactLost, match="the transfer is too slow"):
-        fetch_files(AgentTransport(nodes, AgentArchive(b"")), WANTED, tmp_path / "to", patience_s=1.0)
+    agent = AgentTransport(nodes, AgentArchive(b""))
+    slow = raised(ContactLost, fetch_files, agent, WANTED, tmp_path / "to", patience_s=1.0)
+    said = re.sub(r"\d+ B", "SOME B", slow.message)
+    assert (slow.node, said) == ("a", "stopped at SOME B of 1 MiB: the transfer is too slow")
     nodes.check()

@@ -33,14 +33,14 @@ from multinode.copy.paths import (
     progress_text,
 )
 from multinode.copy.screen import show
-from multinode.errors import ConnectError, Interrupted, MultinodeError, NodeFailed, UsageError
+from multinode.errors import ConnectError, MultinodeError
 from multinode.node.manifest import BLOCK_BYTES
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Stream, Transport
 from multinode.transport.fake import FakeTransport
 from multinode.transport.local import LocalTransport
 from tests import make
-from tests.golden import Golden
+from tests.golden import Golden, error_of
 
 PATH = "~/model"
 WEIGHTS = bytes(range(256)) * (2 * BLOCK_BYTES // 256) + b"the rest"
@@ -236,6 +236,21 @@ def test_a_node_that_dies_in_the_middle_of_the_chain_takes_nobody_with_it(nodes:
     assert nodes.copy("ab").ok
 
 
+def test_the_first_node_dies_while_it_gets_files_of_this_machine(nodes: Nodes) -> None:
+    nodes.write(CONTROLLER, weights=WEIGHTS)
+
+    def die(stream: Any, data: bytes) -> None:
+        if b'"go"' in data:
+            os.killpg(stream._process.pid, signal.SIGKILL)  # noqa: SLF001 - the node dies, not the transport
+
+    nodes.homes.hooks["a"] = die
+    report = nodes.copy("ab")
+    assert [node.state for node in report.nodes] == ["source", "failed", "copied"]
+    assert contents(nodes.model("b")) == contents(nodes.model(CONTROLLER))
+    nodes.homes.hooks.clear()
+    assert nodes.copy("ab", source=CONTROLLER).ok
+
+
 def test_a_node_where_something_is_in_the_way_says_so_and_the_rest_get_theirs(nodes: Nodes) -> None:
     nodes.write("a", sub__x=b"1")
     nodes.write("b", sub=b"a file")
@@ -245,19 +260,17 @@ def test_a_node_where_something_is_in_the_way_says_so_and_the_rest_get_theirs(no
     assert contents(nodes.model("b")).keys() == {"sub"}
 
 
-def test_an_interrupted_copy_says_that_nothing_is_lost(nodes: Nodes) -> None:
+def test_an_interrupted_copy_says_that_nothing_is_lost(nodes: Nodes, golden: Golden) -> None:
     nodes.write("a", weights=WEIGHTS)
 
     def interrupt(_: CopyProgress) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(Interrupted) as raised:
-        nodes.copy(observe=interrupt)
-    assert "run the same command to send the rest" in (raised.value.hint or "")
+    golden.check_errors("interrupted", {"Ctrl-C": error_of(nodes.copy, observe=interrupt)})
     assert nodes.copy().ok
 
 
-def test_a_file_that_changes_meanwhile_is_no_copy(nodes: Nodes) -> None:
+def test_a_file_that_changes_meanwhile_is_no_copy(nodes: Nodes, tmp_path: Path, golden: Golden) -> None:
     weights = nodes.write("a", weights=WEIGHTS) / "weights"
 
     def change(_: Any, data: bytes) -> None:
@@ -265,17 +278,15 @@ def test_a_file_that_changes_meanwhile_is_no_copy(nodes: Nodes) -> None:
             weights.write_bytes(WEIGHTS + b"more")
 
     nodes.homes.hooks["a"] = change
-    with pytest.raises(NodeFailed, match="weights has changed while it was copied"):
-        nodes.copy()
+    golden.check_errors("source_that_changed", {"while it was copied": error_of(nodes.copy)}, tmp_path)
     assert not nodes.model("b").exists()
     nodes.homes.hooks.clear()
     assert nodes.copy().ok
 
 
-@pytest.mark.parametrize("path", ["~", "/", "~/..", "~/."])
-def test_a_home_directory_is_never_copied(nodes: Nodes, path: str) -> None:
-    with pytest.raises(UsageError, match="holds the home directory"):
-        nodes.copy("ab", path)
+def test_a_home_directory_is_never_copied(nodes: Nodes, golden: Golden) -> None:
+    errors = {path: error_of(nodes.copy, "ab", path) for path in ("~", "/", "~/..", "~/.")}
+    golden.check_errors("home_directory", errors)
 
 
 def look(*, exists: bool = True, digest: str = "1", path: str = "m", **more: Any) -> PathLook:
@@ -302,30 +313,32 @@ def test_who_has_the_files_is_the_source(
     assert choose_source(request, {name: (one,) for name, one in looks.items()}, (here,)) == found
 
 
-@pytest.mark.parametrize(
-    ("asked", "looks", "message", "hint"),
-    [
-        (None, {"a": look(), "b": look(digest="2")}, "m differs: on a (2 files, 3 B) and b", "--from a"),
-        (None, {"a": MISSING, "b": MISSING}, "m is on no node and not on this machine", "correct"),
-        ("a", {"a": MISSING, "b": look()}, "a does not have m", "it is on b"),
-        ("x", {"a": look()}, "there is no node named x", "--from takes a and controller"),
-        (None, {"a": look(reason="a/b is a link to nowhere")}, "m: a/b is a link to nowhere", None),
-    ],
-)
-def test_without_one_source_it_is_said_why(
-    asked: str | None, looks: dict[str, PathLook], message: str, hint: str | None
-) -> None:
-    request = CopyRequest(paths=("m",), source=asked)
-    with pytest.raises(MultinodeError) as raised:
-        choose_source(request, {name: (one,) for name, one in looks.items()}, (MISSING,))
-    assert message in raised.value.message
-    assert hint is None or hint in (raised.value.hint or "")
-
-
-def test_paths_of_several_nodes_are_copied_one_by_one() -> None:
-    looks = {"a": (look(), look(exists=False, path="d")), "b": (MISSING, look(path="d"))}
-    with pytest.raises(UsageError, match="no node has all of these paths"):
-        choose_source(CopyRequest(paths=("m", "d")), looks, (MISSING, look(exists=False, path="d")))
+def test_without_one_source_it_is_refused(golden: Golden) -> None:
+    cases: dict[str, tuple[str | None, dict[str, PathLook]]] = {
+        "different files": (None, {"a": look(), "b": look(digest="2")}),
+        "no files": (None, {"a": MISSING, "b": MISSING}),
+        "not on that node": ("a", {"a": MISSING, "b": look()}),
+        "no such node": ("x", {"a": look()}),
+        "a broken link": (None, {"a": look(reason="a/b is a broken link")}),
+    }
+    both = {"a": (look(), look(exists=False, path="d")), "b": (MISSING, look(path="d"))}
+    golden.check_errors(
+        "refused_source",
+        {
+            case: error_of(
+                choose_source,
+                CopyRequest(paths=("m",), source=asked),
+                {name: (one,) for name, one in looks.items()},
+                (MISSING,),
+            )
+            for case, (asked, looks) in cases.items()
+        }
+        | {
+            "paths of several nodes": error_of(
+                choose_source, CopyRequest(paths=("m", "d")), both, (MISSING, look(exists=False, path="d"))
+            )
+        },
+    )
 
 
 def member(name: str, *said: Any, error: MultinodeError | None = None) -> Member:
@@ -358,18 +371,16 @@ def test_of_a_broken_chain_the_first_that_fails_counts() -> None:
     alone = find_failures([member("a"), member("b"), member("c", UP)])
     assert alone.suspect is not None
     assert alone.suspect[0] == "b"
-    with pytest.raises(NodeFailed, match="No space left"):
-        find_failures([member("a", here), member("b", UP)])
+    first = error_of(find_failures, [member("a", here), member("b", UP)])
+    assert (first.message, first.hint) == ("No space left on device", "make room")
 
 
-def test_a_node_without_room_is_named_with_what_it_lacks() -> None:
+def test_a_node_without_room_is_named_with_what_it_lacks(golden: Golden) -> None:
     fits, full = Room("/data", 1 << 30, 2 << 30), Room("/data", 3 << 30, 2 << 30)
     need = [_Need(receive_bytes=1, places=places) for places in ((fits,), (full,), (fits, full))]
     require_room([member("a", need[0])])
-    with pytest.raises(NodeFailed) as raised:
-        require_room([member(name, one) for name, one in zip("abc", need, strict=True)])
-    assert str(raised.value) == "b: 3 GiB would be written below /data, and 2 GiB are free there: nothing was written"
-    assert "also c: 3 GiB" in raised.value.detail
+    full_nodes = error_of(require_room, [member(name, one) for name, one in zip("abc", need, strict=True)])
+    golden.check_errors("no_room", {"on b and c": full_nodes})
 
 
 def test_progress_is_that_of_the_slowest_node() -> None:

@@ -355,7 +355,7 @@ def timed_out(*last: int) -> list[NodeEvidence]:
     [
         pytest.param((7, 7, 6, 7), 2, "rank 2 has not entered all_reduce #7; ranks 0, 1, 3 wait in it", id="missing"),
         pytest.param((7, 7, 7, 0), 3, "rank 3 left no dump, while ranks 0-2 wait in all_reduce #7", id="without"),
-        pytest.param((7, 7, 7, 7), None, "all 4 ranks have entered all_reduce #7, and it does not end", id="all"),
+        pytest.param((7, 7, 7, 7), None, "all 4 ranks have entered all_reduce #7, and it does not finish", id="all"),
     ],
 )
 def test_dumps_of_a_watchdog_name_the_collective_that_ended_the_run(

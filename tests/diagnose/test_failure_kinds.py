@@ -148,11 +148,11 @@ def test_a_worker_that_a_signal_ended_is_told_with_what_mends_it(golden: Golden)
     killed = failure("rank 3 was killed by SIGKILL", signal="SIGKILL")
     cases = {
         "SIGKILL": classify(killed),
-        "SIGKILL, and the kernel killed nobody": classify(killed, Status(oom_kills=0)),
+        "SIGKILL, and the kernel killed no process": classify(killed, Status(oom_kills=0)),
         "SIGKILL, and the kernel killed a process": classify(killed, Status(oom_kills=1)),
         "SIGSEGV": classify(failure(signal="SIGSEGV")),
         "SIGBUS": classify(failure(signal="SIGBUS")),
-        "out of memory of the GPU": classify(failure(f"rank 0 raised {GPU_MEMORY[0]}")),
+        "the GPU ran out of memory": classify(failure(f"rank 0 raised {GPU_MEMORY[0]}")),
         "out of memory of the node": classify(failure(f"rank 0 raised {NODE_MEMORY[0]}")),
     }
     golden.check_findings("failure_signals", {name: told_of(found) for name, found in cases.items()})
@@ -248,7 +248,7 @@ def test_the_hint_of_a_timeout_names_what_the_figures_tell_of(golden: Golden) ->
         "one of two nodes had finished a step": ((NODE, STEPPED), None),
         "a step was finished, and the link was full": ((STEPPED,), 0.97),
         "no step, and the link was more than full": ((NODE,), 1.3),
-        "no step, and data are prepared": ((replace(NODE, stage="tokenizing the data 45%"),), None),
+        "no step, and the data is still being prepared": ((replace(NODE, stage="tokenizing the data 45%"),), None),
     }
     golden.check_findings(
         "timeout",

@@ -73,7 +73,7 @@ def test_a_rank_without_a_dump_is_named(tmp_path: Path) -> None:
 
 def test_a_collective_that_all_have_entered_blames_nobody(tmp_path: Path) -> None:
     write(tmp_path)
-    assert message(tmp_path) == "all 4 ranks have entered all_reduce #7 (train.py:88), and it does not end"
+    assert message(tmp_path) == "all 4 ranks have entered all_reduce #7 (train.py:88), and it does not finish"
     told = explain(tmp_path).first_failure
     assert told is not None
     assert told.rank is None

@@ -3,7 +3,6 @@
 # ruff: noqa: E501 - lines stand here as they are printed
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 
@@ -17,6 +16,7 @@ from multinode.diagnose.known_errors import PROJECTS, decode_catalogue, find_err
 from multinode.records.run import Failure, NodeRun
 from multinode.records.samples import ExceptionSample
 from multinode.records.status import Status
+from tests.golden import Golden, raised
 
 LINES = {
     "nccl-locked-memory": [
@@ -633,6 +633,13 @@ LINES = {
         "deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of 8 but the current world size is 16.",
         "Automatic adjustment of ZeRO's optimizer state partitioning with a new world size is not currently supported.",
     ],
+    "deepspeed-missing-shard": [
+        "FileNotFoundError: [Errno 2] No such file or directory: 'saves/checkpoint-9/global_step9/zero_pp_rank_4_mp_rank_00_optim_states.pt'",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/out/global_step9/mp_rank_00_model_states.pt'",
+        "[WARNING] [engine.py:1656:_get_all_zero_checkpoints] The following zero checkpoints paths are missing: ['checkpoints/global_step9000/zero_pp_rank_8_mp_rank_00_optim_states.pt']",
+        "ValueError: [deepspeed] failed to resume from checkpoint saves/checkpoint-9",
+        "ValueError: Expected 4 of '*_optim_states.pt' under '/out/global_step9' but found 2 files.",
+    ],
     "device-map-distributed": [
         "ValueError: You can't train a model that has been loaded with `device_map='auto'` in any distributed mode.",
         "ValueError: You can't train a model that has been loaded in 8-bit precision on a different device than the one you're training on.",
@@ -817,19 +824,16 @@ source = 'errno(3)'
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "complaint"),
-    [
-        ("fix = ", "# ", "told: Object missing required field `fix`"),
-        ("source", "is_genral = true\nsource", "told: Object contains unknown field `is_genral`"),
-        ("['told']", "'told'", "told: Expected `array`, got `str` - at `$.texts`"),
-        ("source", "cause = 'twice'\nsource", "Cannot overwrite a value"),
-    ],
-)
-def test_an_entry_that_is_not_as_it_should_be_is_named(before: str, after: str, complaint: str) -> None:
+def test_an_entry_that_is_not_as_it_should_be_is_named(golden: Golden) -> None:
     assert [*decode_catalogue(_ENTRY)] == ["told"]
-    with pytest.raises(ValueError, match=re.escape(complaint)):
-        decode_catalogue(_ENTRY.replace(before, after, 1))
+    changes = {
+        "no fix": ("fix = ", "# "),
+        "an unknown key": ("source", "is_genral = true\nsource"),
+        "a text that is no list": ("['told']", "'told'"),
+        "a key twice": ("source", "cause = 'twice'\nsource"),
+    }
+    errors = {case: raised(ValueError, decode_catalogue, _ENTRY.replace(*words, 1)) for case, words in changes.items()}
+    golden.check_errors("catalogue_entries", errors)
 
 
 _WENT_WELL = """

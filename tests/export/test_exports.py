@@ -265,7 +265,7 @@ def test_a_target_that_fails_is_told_once_and_the_others_are_written() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "where to"),
+        ((), "no target was given"),
         (("grafana:x",), "tensorboard:DIR"),
         (("tensorboard",), "not an export target"),
         (("prometheus:metrics.txt",), ".prom"),

@@ -44,7 +44,7 @@ def test_exposed_communication_is_what_a_trace_shows(train: Callable[..., Launch
     assert trace.exposed_ms is not None, trace.notes
     assert counted.comm.exposed_share is not None, counted.comm.exposed_ms
     shown = trace.exposed_ms / trace.workers[0].step_ms
-    assert counted.comm.exposed_share == pytest.approx(shown, abs=0.1), trace.agreement
+    assert counted.comm.exposed_share == pytest.approx(shown, abs=0.1), trace.findings
 
 
 @pytest.mark.parametrize("kind", ["fp16", "bf16"])
@@ -93,4 +93,4 @@ def test_one_rank_alone_is_faster_than_two_over_sockets(context: RunContext) -> 
     assert (found.baseline.nodes, found.candidate.nodes) == (1, 2)
     # Both share the GPU, and the two of them exchange 50 MB per step through sockets.
     assert found.efficiency < 1
-    assert found.verdict
+    assert found.verdict.code

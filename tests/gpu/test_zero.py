@@ -26,4 +26,4 @@ def test_exposed_communication_of_overlapped_zero_is_what_a_trace_shows(
     counted = plain.summary.comm
     assert counted.exposed_share is not None, counted.exposed_ms
     shown = trace.exposed_ms / trace.workers[0].step_ms
-    assert counted.exposed_share == pytest.approx(shown, abs=0.1), trace.agreement
+    assert counted.exposed_share == pytest.approx(shown, abs=0.1), trace.findings

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from multinode.errors import UsageError
+from multinode.errors import MultinodeError
 from multinode.job.code_tree import CodeTree, is_secret_file, read_code
 from multinode.node.manifest import Manifest
+from tests.golden import Golden, error_of
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 12345\n".format("0" * 64)
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"
@@ -89,8 +90,8 @@ def test_secrets_stay_though_git_tracks_them_and_that_is_said(repository: Path) 
     code = read_code(repository, repository)
     assert names(code) == [".env.example", ".gitignore", "lib/a.py", "train.py"]
     assert code.notes == (
-        ".env is left out: by its name it is a secret",
-        "deploy/id_rsa is left out: by its name it is a secret",
+        ".env is left out: its name suggests that it holds a secret",
+        "deploy/id_rsa is left out: its name suggests that it holds a secret",
         "deploy/notes.txt is left out: it holds a private key",
     )
 
@@ -138,8 +139,8 @@ def test_executable_bits_names_of_two_lines_and_links(repository: Path, tmp_path
     assert "two\nlines.py" in names(code)
     assert code.links == {"folder": "lib", "inside": "lib/a.py", "lib/up": "../train.py"}
     assert code.notes == (
-        f"data is left out: it leads out of the directory, to {tmp_path}/data",
-        f"round is left out: it leads out of the directory, to {tmp_path}/data",
+        f"data is left out: it points outside the directory, to {tmp_path}/data",
+        f"round is left out: it points outside the directory, to {tmp_path}/data",
     )
     assert code.holds("inside")
 
@@ -151,7 +152,9 @@ def test_what_the_manifest_of_a_copy_would_refuse_is_written_otherwise_or_left_o
     (repository / ".data.multinode-copy" / "staged").write_text("half")
     code = read_code(repository, repository)
     assert code.links == {"around": "train.py", "lib/back": "../train.py"}
-    assert code.notes == (".data.multinode-copy/staged is left out: it belongs to an unfinished copy of multinode",)
+    assert code.notes == (
+        ".data.multinode-copy/staged is left out: it belongs to an unfinished copy made by multinode",
+    )
     manifest = Manifest(code.manifest)
     assert [file.name for file in manifest.files] == names(code)
     assert {name: text for _, name, text in manifest.links} == code.links
@@ -202,7 +205,7 @@ def test_a_pointer_of_lfs_is_copied_as_one_and_told(repository: Path) -> None:
     write(repository, {"weights.bin": POINTER})
     code = read_code(repository, repository)
     assert "weights.bin" in names(code)
-    assert code.notes == ("weights.bin is a pointer of git LFS, and is copied as one (its content: git lfs pull)",)
+    assert code.notes == ("weights.bin is a Git LFS pointer, and is copied as one (to get its content: git lfs pull)",)
 
 
 def test_the_runs_of_this_machine_are_no_code(repository: Path, tmp_path: Path) -> None:
@@ -219,45 +222,44 @@ def test_without_git_all_is_copied_but_what_no_job_reads(folder: Path) -> None:
     (folder / "linked").symlink_to("lib")
     code = read_code(folder, folder)
     assert (names(code), code.links) == (["checkpoint.py", "lib/a.py", "train.py"], {"linked": "lib"})
-    assert code.notes == (".env is left out: by its name it is a secret",)
+    assert code.notes == (".env is left out: its name suggests that it holds a secret",)
 
 
-@pytest.mark.parametrize("by_git", [True, False])
-def test_more_than_code_is_refused_with_its_largest_files(folder: Path, *, by_git: bool) -> None:
-    if by_git:
-        git(folder, "init", "-q")
-    write(folder, {"train.py": "1"})
-    with (folder / "model.safetensors").open("wb") as file:
-        file.truncate(300 << 20)
-    with pytest.raises(UsageError, match="2 files, 300 MiB, are more than") as caught:
-        read_code(folder, folder)
-    assert caught.value.hint is not None
-    assert "model.safetensors (300 MiB)" in caught.value.hint
-    assert ("git init" in caught.value.hint) is not by_git
+def test_what_is_no_code_is_refused(tmp_path: Path, golden: Golden) -> None:
+    def refusal(name: str, of: str = ".") -> MultinodeError:
+        return error_of(read_code, tmp_path / name / of, tmp_path / name)
+
+    write(tmp_path, {"file/train.yaml": "x"})
+    for name in ("large", "large-in-git"):
+        write(tmp_path / name, {"train.py": "1", "model.safetensors": ""})
+        os.truncate(tmp_path / name / "model.safetensors", 300 << 20)
+    git(tmp_path / "large-in-git", "init", "-q")
+    (tmp_path / "empty").mkdir()
+    golden.check_errors(
+        "refused_code",
+        {
+            "a model beside the code": refusal("large"),
+            "a model beside the code, in git": refusal("large-in-git"),
+            "a file": refusal("file", "train.yaml"),
+            "nothing": refusal("empty", "absent"),
+            "an empty directory": refusal("empty"),
+        },
+        tmp_path,
+    )
 
 
-def test_a_checkout_of_which_git_tells_nothing_is_not_copied_with_its_secrets(folder: Path) -> None:
+def test_a_checkout_that_git_cannot_read_is_not_copied_with_its_secrets(folder: Path) -> None:
+    """The words are git's."""
     (folder / ".git").mkdir()
     write(folder, {"train.py": "1", "ignored": "x"})
-    with pytest.raises(UsageError, match="git cannot say which files it ignores: fatal: not a git repository"):
-        read_code(folder, folder)
+    error = error_of(read_code, folder, folder)
+    assert error.message.startswith(f"--copy-code {folder}: git cannot say which files it ignores: fatal: ")
+    assert error.hint == f"git -C {folder} status"
 
 
 def test_variables_of_a_hook_name_no_other_repository(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_DIR", "/nowhere")
     assert names(read_code(repository, repository)) == [".gitignore", "lib/a.py", "train.py"]
-
-
-def test_what_is_no_directory_or_has_no_files_is_refused(folder: Path) -> None:
-    write(folder, {"train.yaml": "x"})
-    with pytest.raises(UsageError, match="this is no directory") as caught:
-        read_code(folder / "train.yaml", folder)
-    assert caught.value.hint == f"--copy-code . {folder}/train.yaml"
-    with pytest.raises(UsageError, match="this is no directory"):
-        read_code(folder / "absent", folder)
-    (folder / "train.yaml").unlink()
-    with pytest.raises(UsageError, match="no file to copy"):
-        read_code(folder, folder)
 
 
 def test_the_digest_is_of_names_kinds_and_content(repository: Path) -> None:

@@ -8,38 +8,33 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.errors import JobError
+from multinode.job.frameworks.framework import find_framework
 from multinode.job.job import (
     Job,
-    LlamaFactoryJob,
     ScriptJob,
+    TrainingJob,
     argument_keys,
     benchmark_job,
     describe_job,
-    is_llamafactory,
     job_paths,
     named_paths,
-    parse_llamafactory,
+    override_job,
     parse_overrides,
+    parse_training,
     render_job,
 )
+from tests.golden import Golden, error_of
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
 TEXT = "# mine\nmodel_name_or_path: /models/tiny   # a comment\nstage: sft\nlearning_rate: 1e-4\n"
 
 
-def job(**config: object) -> LlamaFactoryJob:
-    return LlamaFactoryJob(config_path="sft.yaml", text="", config={"model_name_or_path": "Qwen/Qwen2-7B", **config})
-
-
-def complaint(text: str, *overrides: str) -> JobError:
-    with pytest.raises(JobError) as caught:
-        parse_llamafactory(text, "sft.yaml", overrides)
-    return caught.value
+def job(**config: object) -> TrainingJob:
+    return TrainingJob(config_path="sft.yaml", text="", config={"model_name_or_path": "Qwen/Qwen2-7B", **config})
 
 
 def test_a_yaml_is_kept_verbatim_and_read() -> None:
-    parsed = parse_llamafactory(TEXT, "configs/sft.yaml")
+    parsed = parse_training(TEXT, "configs/sft.yaml")
     assert (parsed.config_path, parsed.text) == ("configs/sft.yaml", TEXT)
     assert parsed.config == {"model_name_or_path": "/models/tiny", "stage": "sft", "learning_rate": 1e-4}
 
@@ -57,33 +52,15 @@ def test_a_yaml_is_kept_verbatim_and_read() -> None:
     ],
 )
 def test_a_training_is_recognised_by_its_keys(config: dict[str, object], *, expected: bool) -> None:
-    assert is_llamafactory(config) is expected
+    assert find_framework("llamafactory").recognises(config) is expected
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("stage: sft\n", "sft.yaml is not a LLaMA-Factory training: it has no model_name_or_path"),
-        ("model_name_or_path: m\n", "sft.yaml is not a LLaMA-Factory training: it has none of its keys (dataset, "),
-        ("", "sft.yaml:1: expected lines of `key: value`, found nothing"),
-        ("- stage\n", "sft.yaml:1: expected lines of `key: value`, found a list"),
-        ("sft", "sft.yaml:1: expected lines of `key: value`, found a single value"),
-        ("1: sft", "sft.yaml:1: expected lines of `key: value`, found a key that is not text"),
-    ],
-)
-def test_what_is_no_training_is_told_how_a_script_is_launched(text: str, message: str) -> None:
-    error = complaint(text)
-    assert str(error).startswith(message)
-    assert error.hint is not None
-    assert "multinode launch -- train.py" in error.hint
-
-
-def test_a_wrong_yaml_is_an_error_with_file_and_line() -> None:
-    assert str(complaint("stage: sft\nstage: pt\n")) == "sft.yaml:2: duplicate key 'stage' (line 1)"
-    tab = complaint("a:\n\tb: 1\n")
-    assert str(tab).startswith("sft.yaml:2: ")
-    assert tab.hint == "indent with spaces"
-    assert str(complaint("a: !!int ''")).startswith("sft.yaml: a value does not fit its type")
+def test_what_is_no_training_is_refused_with_how_a_script_is_launched(golden: Golden) -> None:
+    incomplete = ("stage: sft\n", "model_name_or_path: m\n", "", "- stage\n", "sft", "1: sft")
+    wrong = ("stage: sft\nstage: pt\n",)
+    golden.check_errors(
+        "refused_yaml", {repr(text): error_of(parse_training, text, "sft.yaml") for text in (*incomplete, *wrong)}
+    )
 
 
 def test_overrides_are_read_as_yaml_and_the_last_one_counts() -> None:
@@ -98,39 +75,37 @@ def test_overrides_are_read_as_yaml_and_the_last_one_counts() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("max_steps", "--set 'max_steps' is not KEY=VALUE"),
-        ("=5", "--set '=5' is not KEY=VALUE"),
-        ("max steps=5", "--set 'max steps=5' is not KEY=VALUE"),
-        ("max_steps=", "--set 'max_steps=' gives max_steps no value"),
-        ("name=#1", "--set 'name=#1' gives name no value"),
-        ("name=[1", "--set name: '[1' is not a YAML value"),
-        ("name=a: b: c", "--set name: 'a: b: c' is not a YAML value"),
-        ("name=!!int ''", "--set name: \"!!int ''\" is not a YAML value"),
-    ],
-)
-def test_a_wrong_override_is_told_with_a_right_one(override: str, message: str) -> None:
-    error = complaint(TEXT, override)
-    assert str(error).startswith(message)
-    assert error.hint is not None
-    assert "--set" in error.hint
+def test_a_wrong_override_is_refused_with_a_right_one(golden: Golden) -> None:
+    wrong = ("max_steps", "=5", "max steps=5", "max_steps=", "name=#1")
+    golden.check_errors(
+        "refused_overrides", {text: error_of(parse_training, TEXT, "sft.yaml", [text]) for text in wrong}
+    )
+
+
+def test_what_is_no_yaml_is_refused_with_its_place() -> None:
+    """The words are the parser's."""
+    tab = error_of(parse_training, "a:\n\tb: 1\n", "sft.yaml")
+    assert (tab.message.split(" ")[0], tab.hint) == ("sft.yaml:2:", "indent with spaces")
+    assert error_of(parse_training, "a: !!int ''", "sft.yaml").message.startswith("sft.yaml: ")
+    for value in ("[1", "a: b: c", "!!int ''"):
+        error = error_of(parse_training, TEXT, "sft.yaml", [f"name={value}"])
+        assert error.message.startswith(f"--set name: {value!r} is not a YAML value: ")
+        assert error.hint == "quote text: --set name='\"...\"'"
 
 
 def test_an_override_can_make_a_training_complete() -> None:
-    parsed = parse_llamafactory("stage: sft\n", "sft.yaml", ["model_name_or_path=m"])
+    parsed = parse_training("stage: sft\n", "sft.yaml", ["model_name_or_path=m"])
     assert parsed.config["model_name_or_path"] == "m"
 
 
 def test_an_untouched_job_travels_as_it_was_written() -> None:
-    assert render_job(parse_llamafactory(TEXT, "sft.yaml"), {}) == TEXT
+    assert render_job(parse_training(TEXT, "sft.yaml")) == TEXT
 
 
 def test_a_changed_job_is_written_anew_and_says_what_changed() -> None:
     text = TEXT + "deepspeed: ds.json\n"
-    changed = parse_llamafactory(text, "sft.yaml", ["learning_rate=1e-5", "max_steps=3"])
-    rendered = render_job(changed, {"deepspeed": "/home/u/run/deepspeed.json"})
+    changed = parse_training(text, "sft.yaml", ["learning_rate=1e-5", "max_steps=3"])
+    rendered = render_job(override_job(changed, {"deepspeed": "/home/u/run/deepspeed.json"}))
     first, rest = rendered.split("\n", 1)
     assert first == "# sft.yaml with these keys changed by multinode: learning_rate, max_steps, deepspeed"
     assert yaml.safe_load(rest) == {
@@ -145,8 +120,8 @@ def test_a_changed_job_is_written_anew_and_says_what_changed() -> None:
 
 @given(st.text())
 def test_no_name_of_a_file_gets_out_of_the_comment(name: str) -> None:
-    changed = parse_llamafactory(TEXT, name, ["max_steps=3"])
-    assert yaml.safe_load(render_job(changed, {})) == {**changed.config}
+    changed = parse_training(TEXT, name, ["max_steps=3"])
+    assert yaml.safe_load(render_job(changed)) == {**changed.config}
 
 
 @pytest.mark.parametrize(
@@ -200,14 +175,14 @@ def test_a_job_is_described_in_a_few_words(described: Job, words: str) -> None:
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_every_sample_is_a_training_that_notices_a_dead_peer(path: Path) -> None:
-    parsed = parse_llamafactory(path.read_text(), path.name)
+    parsed = parse_training(path.read_text(), path.name)
     assert parsed.config["do_train"] is True
     assert parsed.config["ddp_timeout"] <= 3600
 
 
 def test_the_published_run_is_there_with_its_settings() -> None:
     path = next(path for path in CONFIGS if path.name == "qwen2vl_lora_sft.yaml")
-    config = parse_llamafactory(path.read_text(), path.name).config
+    config = parse_training(path.read_text(), path.name).config
     targets = {"k_proj", "up_proj", "o_proj", "v_proj", "q_proj", "gate_proj", "down_proj", "embed_tokens"}
     assert set(config["lora_target"].split(",")) == targets
     expected = {
@@ -223,17 +198,17 @@ def test_the_published_run_is_there_with_its_settings() -> None:
 
 
 def test_the_keys_that_must_be_arguments_are_those_of_the_yaml_and_of_set() -> None:
-    job = parse_llamafactory("model_name_or_path: m\nstage: sft\n", "sft.yaml", ["cutof_len=3"])
+    job = parse_training("model_name_or_path: m\nstage: sft\n", "sft.yaml", ["cutof_len=3"])
     assert argument_keys(job) == argument_keys(job, ["HF_TOKEN"]) == ("model_name_or_path", "stage", "cutof_len")
     assert argument_keys(job, ["ALLOW_EXTRA_ARGS"]) == argument_keys(job, ["A", "USE_MCA"]) == ()
     assert argument_keys(ScriptJob(argv=("train.py",))) == argument_keys(None) == ()
 
 
 def test_a_run_for_its_figures_leaves_what_the_user_trained_alone() -> None:
-    job = parse_llamafactory(TEXT + "output_dir: saves/mine\neval_strategy: steps\nval_size: 0.1\n", "sft.yaml")
+    job = parse_training(TEXT + "output_dir: saves/mine\neval_strategy: steps\nval_size: 0.1\n", "sft.yaml")
     measured = benchmark_job(job)
     assert not measured.keeps_output
-    told = yaml.safe_load(render_job(measured, {"output_dir": "/home/u/run/output"}))
+    told = yaml.safe_load(render_job(override_job(measured, {"output_dir": "/home/u/run/output"})))
     assert told["output_dir"] == "/home/u/run/output"
     assert (told["save_strategy"], told["eval_strategy"], told["report_to"]) == ("no", "no", "none")
     assert told["overwrite_output_dir"] is True

@@ -6,15 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.errors import UsageError
 from multinode.job.code_tree import CodeFile, CodeTree
-from multinode.job.job import LlamaFactoryJob, ScriptJob
+from multinode.job.job import ScriptJob, TrainingJob
 from multinode.job.job_files import JobFiles, job_files, load_script, outside_code, require_copied
 from multinode.records.benchmark import CollectiveTest, Message
+from tests.golden import Golden, error_of
 
 
 def files(local: tuple[str, ...] = (), **config: Any) -> JobFiles:
-    return job_files(LlamaFactoryJob(config_path="sft.yaml", text="", config=config, local_paths=local))
+    return job_files(TrainingJob(config_path="sft.yaml", text="", config=config, local_paths=local))
 
 
 def test_a_local_model_and_its_data_are_needed_and_compared() -> None:
@@ -71,7 +71,7 @@ COPIED = code(
 
 
 def test_what_is_copied_need_not_be_on_the_nodes() -> None:
-    job = LlamaFactoryJob(
+    job = TrainingJob(
         config_path="sft.yaml",
         text="",
         config={
@@ -113,18 +113,18 @@ def test_what_is_copied_need_not_be_on_the_nodes() -> None:
     ],
 )
 def test_relative_paths_mean_the_copy_or_the_directory_of_the_node(config: dict[str, Any], placed: Any) -> None:
-    job = LlamaFactoryJob(config_path="sft.yaml", text="", config=config, local_paths=("models/here", "models/tiny"))
+    job = TrainingJob(config_path="sft.yaml", text="", config=config, local_paths=("models/here", "models/tiny"))
     assert outside_code(job, COPIED, "/w/", {"models/there"}) == placed
 
 
 def test_the_default_directory_of_datasets_is_the_nodes_own_where_the_copy_has_none() -> None:
-    job = LlamaFactoryJob(config_path="sft.yaml", text="", config={"dataset": "a"})
+    job = TrainingJob(config_path="sft.yaml", text="", config={"dataset": "a"})
     assert outside_code(job, code("train.py"), "/w", ()) == {"dataset_dir": "/w/data"}
 
 
-def test_a_script_that_would_not_be_there_is_refused_and_one_of_the_nodes_is_not() -> None:
-    with pytest.raises(UsageError, match=r"ignored.py is not among the copied files of /src"):
-        require_copied(ScriptJob(argv=("ignored.py",)), COPIED)
+def test_a_script_that_would_not_be_there_is_refused_and_one_of_the_nodes_is_not(golden: Golden) -> None:
+    ignored = ScriptJob(argv=("ignored.py",))
+    golden.check_errors("refused_script", {"ignored.py": error_of(require_copied, ignored, COPIED)})
     for argv in (("train.py",), ("/opt/train.py",), ("run.sh",)):
         require_copied(ScriptJob(argv=argv), COPIED)
     require_copied(ScriptJob(argv=("package",), form="module"), COPIED)

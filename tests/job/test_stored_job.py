@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from multinode.errors import JobError, UsageError
+from multinode.errors import MultinodeError
 from multinode.job.deepspeed import parse_deepspeed_edits
 from multinode.job.job import ScriptJob, job_paths
 from multinode.job.job_files import load_job, load_script
 from multinode.job.restrictions import node_groups_of
+from tests.golden import Golden, error_of
 
 TRAINING = "model_name_or_path: models/tiny\nstage: sft\n"
 
@@ -79,21 +80,28 @@ def test_an_edit_is_for_this_run_alone_and_is_shown(folder: Path) -> None:
     assert load_job(path).deepspeed_diff is None
 
 
-@pytest.mark.parametrize(
-    ("yaml", "overrides", "hint"),
-    [
-        ("", (), "--set deepspeed=FILE"),
-        ("deepspeed: ds.json\n", ("deepspeed=null",), "--set deepspeed=FILE"),
-        ("deepspeed: {zero_optimization: {stage: 2}}\n", (), "`deepspeed: FILE`"),
-    ],
-)
-def test_without_a_deepspeed_json_there_is_nothing_to_edit(
-    folder: Path, yaml: str, overrides: tuple[str, ...], hint: str
-) -> None:
-    path = write(folder / "sft.yaml", TRAINING + yaml)
-    with pytest.raises(JobError, match="--deepspeed-set edits a DeepSpeed JSON") as caught:
-        load_job(path, overrides, parse_deepspeed_edits(["fp16.enabled=true"]))
-    assert hint in str(caught.value.hint)
+def test_what_cannot_be_read_is_refused_with_the_file_that_names_it(folder: Path, golden: Golden) -> None:
+    def refusal(yaml: str, *overrides: str, content: str = "{}", edit: str = "") -> MultinodeError:
+        write(folder / "ds.json", content)
+        path = write(folder / "sft.yaml", TRAINING + yaml)
+        return error_of(load_job, path, overrides, parse_deepspeed_edits([edit] if edit else []))
+
+    named = ("gone.json", "configs", '"a\\0b"')
+    contents = ("", "[1]", '{"a": 1,}', "[" * 100_000)
+    half = "fp16.enabled=true"
+    golden.check_errors(
+        "refused_files",
+        {
+            "--deepspeed-set, no JSON": refusal("", edit=half),
+            "--deepspeed-set, deepspeed=null": refusal("deepspeed: ds.json\n", "deepspeed=null", edit=half),
+            "--deepspeed-set, in the YAML": refusal("deepspeed: {zero_optimization: {stage: 2}}\n", edit=half),
+            "no YAML": error_of(load_job, folder / "gone.yaml"),
+            "a name of 300 letters": refusal(f"deepspeed: {'x' * 300}\n"),
+        }
+        | {f"deepspeed: {name}": refusal(f"deepspeed: {name}\n") for name in named}
+        | {f"ds.json: {text[:9]}": refusal("deepspeed: ds.json\n", content=text) for text in contents},
+        folder,
+    )
 
 
 def test_settings_of_deepspeed_within_the_yaml_travel_with_it(folder: Path) -> None:
@@ -101,33 +109,10 @@ def test_settings_of_deepspeed_within_the_yaml_travel_with_it(folder: Path) -> N
     assert load_job(path).deepspeed_text is None
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{", '{"a": 1,}', "[" * 100_000])
-def test_what_is_not_a_json_object_is_told_with_its_file(folder: Path, content: str) -> None:
-    write(folder / "ds.json", content)
-    path = write(folder / "sft.yaml", TRAINING + "deepspeed: ds.json\n")
-    with pytest.raises(JobError, match=r"^ds\.json is n") as caught:
-        load_job(path)
-    assert f"`deepspeed:` in {path} names it" in str(caught.value.hint)
-
-
-@pytest.mark.parametrize("named", ["gone.json", "configs", '"a\\0b"', "x" * 5000])
-def test_a_deepspeed_configuration_that_cannot_be_read_is_told_with_who_names_it(folder: Path, named: str) -> None:
-    path = write(folder / "sft.yaml", TRAINING + f"deepspeed: {named}\n")
-    with pytest.raises(UsageError, match=r"^the DeepSpeed configuration ") as caught:
-        load_job(path)
-    assert f"`deepspeed:` in {path} names it" in str(caught.value.hint)
-
-
 def test_text_that_cannot_be_a_path_is_no_path(folder: Path) -> None:
     long = "x" * 5000
     path = write(folder / "sft.yaml", f'model_name_or_path: "a\\0b"\nstage: sft\nmedia_dir: {long}\n')
     assert job_paths(load_job(path)) == ()
-
-
-def test_a_missing_job_is_told_how_a_script_is_launched(folder: Path) -> None:
-    with pytest.raises(UsageError, match=r"the job .*/gone\.yaml does not exist") as caught:
-        load_job(folder / "gone.yaml")
-    assert "your own script goes after --" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("options", [("--deepspeed", "{}"), ("--lr=1", "--deepspeed_config={}"), ("--deepspeed={}",)])
@@ -137,7 +122,7 @@ def test_the_deepspeed_json_of_a_script_is_read_where_it_is_here(tmp_path: Path,
     assert load_script(ScriptJob(argv=argv)) == ScriptJob(argv=argv)
     path.write_text('{"zero_optimization": {"mics_shard_size": 4}}')
     job = load_script(ScriptJob(argv=argv))
-    assert (job.argv, job.deepspeed_text) == (argv, path.read_text())
+    assert job == ScriptJob(argv=argv, local_paths=(str(path),), deepspeed_text=path.read_text())
     assert node_groups_of(job, {}, {}) == "mics_shard_size: 4"
 
 

@@ -15,25 +15,25 @@ from hypothesis import strategies as st
 
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import NodeFacts
-from multinode.errors import JobError, UsageError
 from multinode.job.engines.place import JOB_FILE
 from multinode.job.job import (
     JobEnvironment,
-    LlamaFactoryJob,
     ScriptJob,
     Synthetic,
+    TrainingJob,
     describe_job,
     job_paths,
     named_paths,
     override_job,
 )
-from multinode.job.job import parse_llamafactory as parse
+from multinode.job.job import parse_training as parse
 from multinode.job.job_files import job_files
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
 from multinode.job.synthetic import DATASET, synthetic_files, with_synthetic
 from multinode.records.plan import NodePlan
 from tests import make
+from tests.golden import Golden, error_of
 
 ROOT = Path(__file__).parents[2]
 TEXT = "model_name_or_path: Qwen/Qwen2.5-7B\nstage: sft\ndo_train: true\nfinetuning_type: lora\nmax_steps: 30\n"
@@ -69,16 +69,16 @@ KEEPING: dict[str, Any] = {
 }
 
 
-def job(**config: Any) -> LlamaFactoryJob:
+def job(**config: Any) -> TrainingJob:
     return parse(yaml.safe_dump(yaml.safe_load(TEXT) | config), "sft.yaml")
 
 
-def plan_nodes(made: LlamaFactoryJob, count: int, facts: dict[str, NodeFacts], **options: Any) -> tuple[NodePlan, ...]:
+def plan_nodes(made: TrainingJob, count: int, facts: dict[str, NodeFacts], **options: Any) -> tuple[NodePlan, ...]:
     nodes = tuple(Node(name=f"node{rank}", slots=2, addr=f"10.0.0.{rank}") for rank in range(count))
     return plan_launch(make.cluster(*nodes), made, facts, "r", LaunchOptions(**options)).nodes
 
 
-def plan_node(made: LlamaFactoryJob, nodes: int = 1, **options: Any) -> NodePlan:
+def plan_node(made: TrainingJob, nodes: int = 1, **options: Any) -> NodePlan:
     return plan_nodes(made, nodes, {}, **options)[0]
 
 
@@ -87,7 +87,7 @@ def written(node: NodePlan) -> dict[str, Any]:
     return dict(yaml.safe_load(node.files[0].text))
 
 
-def entry(made: LlamaFactoryJob, workers: int = 1) -> dict[str, Any]:
+def entry(made: TrainingJob, workers: int = 1) -> dict[str, Any]:
     info = next(
         file
         for file in synthetic_files(made, made.synthetic or Synthetic(), workers)
@@ -96,14 +96,14 @@ def entry(made: LlamaFactoryJob, workers: int = 1) -> dict[str, Any]:
     return dict(json.loads(info.text)[DATASET])
 
 
-def lines(made: LlamaFactoryJob) -> list[list[str]]:
+def lines(made: TrainingJob) -> list[list[str]]:
     text = next(
         file.text for file in synthetic_files(made, made.synthetic or Synthetic(), 1) if file.path.endswith(".txt")
     )
     return [line.split(" ") for line in text.removesuffix("\n").split("\n")]
 
 
-def rows(made: LlamaFactoryJob, workers: int = 1) -> int:
+def rows(made: TrainingJob, workers: int = 1) -> int:
     """Samples of the data set: each batch of lines makes one."""
     repeated, batch = entry(made, workers)["num_samples"], made.config["preprocessing_batch_size"]
     assert repeated % batch == 0
@@ -210,50 +210,26 @@ def test_asked_for_samples_are_there_and_fill_the_last_step(asked: int, batch: i
     assert found % (batch * workers) == 0
 
 
-def test_without_steps_to_count_by_it_says_what_is_missing() -> None:
-    endless = override_job(job(), {"max_steps": None})
-    with_synthetic(endless, rows=100)
-    with pytest.raises(JobError, match="max_steps is not set") as caught:
-        with_synthetic(endless)
-    assert caught.value.hint == "--set max_steps=50"
+def test_what_has_no_synthetic_data_is_refused(golden: Golden) -> None:
+    settings: list[dict[str, Any]] = [
+        {"max_steps": None},
+        *({"stage": stage} for stage in ("dpo", "ppo", 3, ["sft"])),
+        *({key: True} for key in ("use_asft_loss", "use_dft_loss", "use_eaft_loss", "use_hyper_parallel")),
+        *({"cutoff_len": length} for length in (0, -1, "long", 1.5, True, None)),
+    ]
+    named = ("dataset=mine", "dataset=[a, b]", "packing=true", "max_samples=7", "interleave_probs=[0.5, 0.5]")
+    golden.check_errors(
+        "refused_synthetic",
+        {str(setting)[1:-1]: error_of(with_synthetic, override_job(job(), setting)) for setting in settings}
+        | {f"--set {text}": error_of(with_synthetic, parse(TEXT, "sft.yaml", (text,))) for text in named}
+        | {"a script": error_of(with_synthetic, ScriptJob(argv=("train.py",)))},
+    )
 
 
-@pytest.mark.parametrize("stage", ["dpo", "kto", "rm", "ppo", 3, ["sft"]])
-def test_other_stages_are_refused(stage: object) -> None:
-    with pytest.raises(JobError, match="supports the stages sft and pt"):
-        with_synthetic(override_job(job(), {"stage": stage}))
-
-
-@pytest.mark.parametrize("key", ["use_asft_loss", "use_dft_loss", "use_eaft_loss", "use_hyper_parallel"])
-def test_what_only_fine_tuning_computes_is_refused(key: str) -> None:
-    with pytest.raises(JobError, match=f"stage pt, which does not support {key}"):
-        with_synthetic(job(**{key: True}))
-    with_synthetic(job(**{key: False}))
-
-
-@pytest.mark.parametrize("length", [0, -1, "long", 1.5, True, None])
-def test_a_length_that_is_none_is_refused(length: object) -> None:
-    with pytest.raises(JobError, match="cutoff_len"):
-        with_synthetic(override_job(job(), {"cutoff_len": length}))
-
-
-@pytest.mark.parametrize("key", ["dataset", "packing", "max_samples", "tokenized_path"])
-def test_data_that_the_command_line_names_are_refused_rather_than_ignored(key: str) -> None:
-    asked = parse(TEXT, "sft.yaml", (f"{key}={SPOILING[key]}",))
-    with pytest.raises(JobError, match=f"--set {key} chooses the data"):
-        with_synthetic(asked)
-    with_synthetic(parse(TEXT, "sft.yaml", (f"{key}=null",)))
-
-
-def test_a_list_of_data_is_refused_as_one_is() -> None:
-    for key, text in (("dataset", "[a, b]"), ("interleave_probs", "[0.5, 0.5]")):
-        with pytest.raises(JobError, match=f"--set {key} chooses the data"):
-            with_synthetic(parse(TEXT, "sft.yaml", (f"{key}={text}",)))
-
-
-def test_a_script_has_data_of_its_own() -> None:
-    with pytest.raises(UsageError, match="this is a script"):
-        with_synthetic(ScriptJob(argv=("train.py",)))
+def test_what_is_set_to_nothing_is_no_choice() -> None:
+    with_synthetic(job(use_asft_loss=False))
+    with_synthetic(parse(TEXT, "sft.yaml", ("dataset=null",)))
+    with_synthetic(override_job(job(), {"max_steps": None}), rows=100)
 
 
 def test_twice_is_as_good_as_once() -> None:

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
-from llamafactory.train.tuner import run_exp
 from transformers import Trainer
 
 
-def main() -> None:
-    """Train."""
+def shard() -> None:
+    """From here on."""
     begin = AcceleratorState.__init__
 
     def begin_with_fsdp(state: Any, *args: Any, **options: Any) -> None:
@@ -30,10 +29,23 @@ def main() -> None:
                 one.distributed_type, one.device = DistributedType.FSDP, torch.device("cpu")
 
     AcceleratorState.__init__ = begin_with_fsdp
-    # Gathering the whole model on CPUs to save it ends FullyShardedDataParallel in a segmentation fault.
-    Trainer.save_model = lambda *_, **__: None
+    # Gathering the whole model on CPUs to save it ends FullyShardedDataParallel, FSDP 1, in a segmentation fault.
+    save = Trainer.save_model
+
+    def save_model(trainer: Any, *args: Any, **options: Any) -> None:
+        if not trainer.is_fsdp_enabled or trainer.accelerator.is_fsdp2:
+            save(trainer, *args, **options)
+
+    Trainer.save_model = save_model
     # By it FSDP finds the workers of a node, for hybrid sharding.
     torch.cpu.device_count = lambda: int(os.environ["LOCAL_WORLD_SIZE"])
+
+
+def main() -> None:
+    """Train."""
+    from llamafactory.train.tuner import run_exp  # noqa: PLC0415 - another program may call `shard`
+
+    shard()
     run_exp()
 
 

@@ -51,7 +51,7 @@ def test_the_page_on_python_runs_as_it_stands(
     assert contrasted.value.contrast.candidate.nodes == 2
     assert [cell.state for cell in session["table"].value.cells] == ["measured", "measured"]
     _, _, tried = session["tuned"].value.tuning.rows
-    assert tried.gain is not None, tried.reason
+    assert tried.gain is not None, tried.why
     assert {scenario.nodes for scenario in session["forecast"].scenarios} == {2, 4}
     assert session["stored"].run == run
     assert "samples/s" in Path("report.md").read_text()
@@ -67,7 +67,7 @@ def test_the_page_on_python_runs_as_it_stands(
     for name in ("found", "launched", "scan", "contrasted", "table", "advice", "tuned"):
         assert "<div" in session[name]._repr_html_()
         assert "Next" not in f"{session[name]}{session[name]._repr_html_()}"
-    assert contrasted.value.contrast.verdict in contrasted._repr_html_()
+    assert contrasted.value.contrast.verdict.message in contrasted._repr_html_()
     said = capsys.readouterr()
     assert scan.value.verdict.message in said.out
     assert "probing 2 nodes" in said.out

@@ -7,6 +7,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,11 +38,12 @@ print(2 * 512**3 * calls / (time.perf_counter() - began) / 1e12)
 
 
 @pytest.mark.usefixtures("lab")
-def test_every_worker_is_measured_alone_and_together(command: Command) -> None:
-    options = (*PRODUCT, *REAL_TORCH, "--seconds", "0.2", "--json")
+def test_every_worker_is_measured_alone_and_together(command: Command, tmp_path: Path) -> None:
+    page = tmp_path / "bench.html"
+    options = (*PRODUCT, *REAL_TORCH, "--seconds", "0.2", "--json", "-o", str(page))
     code, document = command.code_and_document("bench", "--hosts", "lab", *options)
     assert code == 0
-    assert document["schema"] == "multinode.bench/2"
+    assert document["schema"] == "multinode.bench/3"
     assert document["phases"] == ["alone", "together"]
     assert [(node["node"], len(node["workers"])) for node in document["nodes"]] == [("node0", 2), ("node1", 2)]
     for node in document["nodes"]:
@@ -51,6 +53,9 @@ def test_every_worker_is_measured_alone_and_together(command: Command) -> None:
             assert test["alone"]["value"]["value"] > 0
             assert test["together"]["value"]["value"] > 0
             assert worker["use"]["alone"]["seconds"] > 0
+    text = page.read_text()
+    assert '<p class="lead">' in text
+    assert all(node["node"] in text for node in document["nodes"])
     assert_no_agents()
     run_id = document["run_id"]
     runs = {run["run_id"]: run["kind"] for run in command.document("runs", "--json")["runs"]}
@@ -68,7 +73,7 @@ def test_all_kinds_of_tests_on_one_node(command: Command) -> None:
     assert {test["kind"] for test in tests} == {"matmul", "memory", "layers"}
     assert len([test for test in tests if test["kind"] == "layers"]) == 8
     for test in tests:
-        assert (test["peak"], test["peak_reason"]) == (None, "no CPU data sheets are available")
+        assert test["peak"] == {"is": "unknown", "reason": "no CPU data sheets are available"}
         if test["error"] is None:
             assert test["alone"]["value"]["value"] > 0
         else:

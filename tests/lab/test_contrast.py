@@ -86,7 +86,7 @@ def in_node(lab: Lab, shell: str) -> str:
 class TestLlamaFactoryOverASlowLink:
     def test_it_is_the_same_workers_on_one_node_and_on_two(self, contrasted: Contrasted) -> None:
         document, baseline, candidate = contrasted.document, contrasted.baseline, contrasted.candidate
-        assert (document["schema"], document["mode"]) == ("multinode.contrast/4", "same-workers")
+        assert (document["schema"], document["mode"]) == ("multinode.contrast/5", "same-workers")
         assert (baseline["nodes"], baseline["workers_per_node"]) == (1, 2)
         assert (candidate["nodes"], candidate["workers_per_node"]) == (2, 1)
         for side in (baseline, candidate):
@@ -117,8 +117,9 @@ class TestLlamaFactoryOverASlowLink:
         assert contrasted.speedup < 0.5
         assert document["loss"]["cause"] == "network"
         assert candidate["exposed_share"] > 0.6
-        assert "x slower (" in document["verdict"]
-        assert document["verdict"].endswith(" than 1 node with the same 2 workers: the network is the bottleneck.")
+        assert document["verdict"]["code"] == "slower"
+        end = " than 1 node with the same 2 workers: the network is the bottleneck."
+        assert document["verdict"]["message"].endswith(end)
         assert len(document["reasons"]) == 3
 
     def test_a_script_is_told_that_the_efficiency_is_too_low_and_what_to_do_next(self, contrasted: Contrasted) -> None:
@@ -150,7 +151,7 @@ class TestLlamaFactoryOverASlowLink:
     def test_it_is_reported_and_compared_again(self, contrasted: Contrasted, tmp_path: Path) -> None:
         page = tmp_path / "contrast.html"
         assert contrasted.command.run("report", contrasted.run_id, "-o", str(page)).returncode == 0
-        assert contrasted.document["verdict"] in page.read_text()
+        assert contrasted.document["verdict"]["message"] in page.read_text()
         (first,), (second,) = contrasted.baseline["run_ids"], contrasted.candidate["run_ids"]
         again = measure(contrasted.command, "compare", first, second, "--json")
         assert (again["mode"], again["candidate"]["speedup"]["value"]) == ("compare", pytest.approx(contrasted.speedup))
@@ -164,7 +165,7 @@ class TestLlamaFactoryOverASlowLink:
 def test_with_one_slot_a_node_it_is_scale_out_and_says_so(one_slot: str, command: Command) -> None:
     document = measure(command, *CONTRAST, *QUICK, "--hosts", one_slot, "--", TRAIN, "--steps", "12")
     assert document["mode"] == "scale-out"
-    assert "too few" in document["why"]
+    assert document["why"]["code"] == "too-few-slots"
     assert document["candidate"]["efficiency"] == pytest.approx(document["candidate"]["speedup"]["value"] / 2)
     assert (document["baseline"]["world_size"], document["candidate"]["world_size"]) == (1, 2)
 
@@ -192,8 +193,8 @@ def test_a_slow_node_is_told_from_a_slow_network_and_its_limit_is_named(
     assert (alone["node0"]["relative"], set(alone)) == (1, {"node0", "node1"})
     assert alone["node1"]["relative"] < 0.6
     assert document["loss"]["cause"] == "node"
-    assert "node1" in document["verdict"]
-    assert "not the network" in document["verdict"]
+    assert "node1" in document["verdict"]["message"]
+    assert "not the network" in document["verdict"]["message"]
     (run_id,) = document["candidate"]["run_ids"]
     found = command.document("show", run_id, "--json")["summary"]
     (straggler,) = found["stragglers"]

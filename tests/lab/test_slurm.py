@@ -249,7 +249,7 @@ def test_a_submitted_job_is_watched_and_stopped_from_the_login_node(login: Login
         told, _ = watching.communicate(timeout=DEADLINE_S)
     assert stopped.returncode == 0, f"{stopped.stderr}\nattach: {told}"
     assert json.loads(stopped.stdout)["status"] == "stopped"
-    assert "another multinode follows run" in told
+    assert "another multinode process is following run" in told
     assert watching.returncode == 130
     job = int(said.stdout.split()[3])
     printed = (login.root / str(REPOSITORY).lstrip("/") / f"slurm-{job}.out").read_text()

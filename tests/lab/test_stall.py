@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.lab.launching import DEADLINE_S, Command, assert_no_agents, processes_of, wait_for
-from tests.lab.supervised import LAUNCH, TRAIN, GoFile, document_in, read_document, worker
+from tests.lab.supervised import LAUNCH, TRAIN, GoFile, document_in, worker
 
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.usefixtures("lab")]
 
@@ -79,58 +79,18 @@ def test_a_stopped_worker_is_named_while_it_hangs_and_the_run_goes_on_when_it_do
     assert_no_agents()
 
 
-def test_a_run_that_hangs_is_stopped_where_that_was_asked_for(command: Command) -> None:
-    with command.running(*LAUNCH, *OPTIONS, "--on-hang", "stop", "--", TRAIN) as controller:
-        run_id = command.run_id()
-        stop_worker(command, run_id, 2)
-        document = read_document(controller)
-    assert not processes_of(run_id)
-    assert_no_agents()
-    assert (document["status"], controller.returncode) == ("failed", 1)
-    failure = document["first_failure"]
-    assert (failure["node"], failure["rank"], failure["kind"]) == ("node1", 2, "hang")
-    assert failure["message"].startswith("rank 2 on node1 is stopped (state T)")
-    assert "kill -CONT" in failure["hint"]
-
-
-@pytest.mark.parametrize(
-    ("launch", "node", "message"),
-    [
-        pytest.param(
-            (*LAUNCH, *OPTIONS),
-            "node0",
-            "rank 1 on node0 is in load_batch (sleeper.py:9), idle; the other 3 ranks wait in all_reduce",
-            id="stand-in",
-        ),
-        pytest.param(
-            # Importing torch is silence, too.
-            (
-                *LAUNCH,
-                "--env",
-                "REAL_TORCH=1",
-                "--grace-period",
-                "3",
-                "--hang-timeout",
-                "15",
-                "--workers-per-node",
-                "1",
-            ),
-            "node1",
-            # torch's flight recorder knows which collective it is.
-            "rank 1 has not entered all_reduce #3 (sleeper.py:13), and is in load_batch (sleeper.py:9), idle; "
-            "rank 0 waits in it for ",
-            id="torch",
-        ),
-    ],
-)
-def test_a_rank_that_never_comes_to_the_collective_is_named_with_the_line_where_it_stands(
-    command: Command, shared_dir: Path, launch: tuple[str, ...], node: str, message: str
+def test_a_rank_that_never_comes_to_the_collective_is_named_with_its_line_and_the_run_is_stopped(
+    command: Command, shared_dir: Path
 ) -> None:
+    """Where the workers have torch, its flight recorder says more (test_desync.py)."""
     script = shared_dir / "sleeper.py"
     script.write_text(SLEEPER)
-    code, document = command.code_and_document(*launch, "--on-hang", "stop", "--", str(script))
+    code, document = command.code_and_document(*LAUNCH, *OPTIONS, "--on-hang", "stop", "--", str(script))
+    assert not processes_of(document["run_id"])
+    assert_no_agents()
     assert (code, document["status"]) == (1, "failed")
     failure = document["first_failure"]
-    assert (failure["node"], failure["rank"]) == (node, 1)
-    assert failure["message"].startswith(message)
+    assert (failure["node"], failure["rank"], failure["kind"]) == ("node0", 1, "hang")
+    said = "rank 1 on node0 is in load_batch (sleeper.py:9), idle; the other 3 ranks wait in all_reduce"
+    assert failure["message"].startswith(said)
     assert "sleeper.py:9 in load_batch" in failure["log_tail"]

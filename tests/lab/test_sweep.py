@@ -96,7 +96,7 @@ def test_killed_interrupted_and_out_of_memory_it_makes_the_whole_table_and_nothi
     states = {label: cell["state"] for label, cell in cells.items()}
     assert states == dict.fromkeys(LABELS, "measured") | {STARVED: "out_of_memory", SKIPPED: "skipped"}
     assert cells[STARVED]["out_of"] == "node"
-    assert cells[SKIPPED]["reason"] == f"{STARVED} already ran out of the node's memory"
+    assert cells[SKIPPED]["why"]["message"] == f"{STARVED} already ran out of the node's memory"
     # Of what had been measured nothing was measured again; what had been cut off was, under another name.
     assert [cells[label] for label in LABELS[:2]] == [after_kill[label] for label in LABELS[:2]]
     attempts = {label: cell["attempts"] for label, cell in cells.items()}
@@ -121,7 +121,7 @@ def table(command: Command) -> list[dict[str, Any]]:
     """The rows of the sweep's table."""
     (path,) = command.runs.glob("*/sweep.json")
     document = json.loads(path.read_text())
-    assert document["schema"] == "multinode.sweep/2"
+    assert document["schema"] == "multinode.sweep/3"
     rows: list[dict[str, Any]] = document["cells"]
     return rows
 

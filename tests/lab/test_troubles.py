@@ -80,6 +80,8 @@ def test_a_disk_that_is_full_to_the_end_of_the_run_is_told_and_attach_fetches_th
         go_file.end()
         said, _ = controller.communicate(timeout=DEADLINE_S)
     assert said.count("No space left on device; the rest is fetched when the run has ended") == 1
+    assert "the run has succeeded, but this could not be recorded" in said
+    assert controller.returncode == 1
     assert processes_of(run_id) == []
     filler.unlink()
     _, attached = command.code_and_document("attach", run_id, "--json")

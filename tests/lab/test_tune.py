@@ -70,7 +70,7 @@ def test_killed_and_resumed_it_judges_by_held_out_loss_and_its_winner_is_launche
     assert tuned["loss_of"] == "held-out"
     assert tuned["samples"] == STEPS * 2 * 2
     for row in rows.values():
-        assert row["state"] == "measured", row["reason"]
+        assert row["state"] == "measured", row["why"]
         assert 0 < row["loss"]["value"] < 20
         assert row["samples_per_s"]["value"] > 0
     # As many samples on half the workers.

@@ -113,7 +113,7 @@ def test_the_bytes_that_are_expected_are_those_that_the_calls_and_the_nics_count
     assert sent["expected"] == pytest.approx(4 / 3 * 4 * both.summary["trainable"], rel=0.03)
     assert sent["calls"] == pytest.approx(sent["expected"], rel=0.05)
     assert sent["nic"] == pytest.approx(sent["expected"], rel=0.05)
-    assert not [said for said in both.summary["comm"]["explained"] if "unexplained" in said]
+    assert not [found for found in both.summary["comm"]["findings"] if found["code"].startswith("unexplained")]
 
 
 def test_a_rank_is_found_on_its_node(both: Both) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from multinode.cluster.cluster import Node
-from multinode.errors import ConnectError, NodeError, UsageError
+from multinode.errors import ConnectError
 from multinode.launch.node_runs import clean, find_runs
 from multinode.records.run import new_run
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fake import FakeTransport
 from tests import make
+from tests.golden import Golden, error_of
 
 CLUSTER = make.cluster("a", "b")
 ON_NODES = {"a": ["r1-aa.0", "r1-aa-1.0", "r2-bb.0"], "b": ["r1-aa.1", "r3-cc.1"]}
@@ -56,17 +57,17 @@ def test_a_run_is_named_as_help_promises(runs: Path, asked: str, ids: tuple[str,
     assert find(runs, asked, asked, "r3") == tuple(dict.fromkeys((*ids, "r3-cc")))
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"), [("nosuch", "no run starts with 'nosuch', here or on"), ("r", "several runs start")]
-)
-def test_what_names_no_run_or_several_is_an_error(runs: Path, asked: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        find(runs, "r2", asked)
-
-
-def test_last_of_a_machine_without_runs_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no runs"):
-        find(tmp_path, "last")
+def test_what_names_no_run_or_several_is_refused(runs: Path, tmp_path: Path, golden: Golden) -> None:
+    (tmp_path / "empty").mkdir()
+    golden.check_errors(
+        "refused_clean",
+        {
+            "no such run": error_of(find, runs, "r2", "nosuch"),
+            "several runs": error_of(find, runs, "r2", "r"),
+            "last of no runs": error_of(find, tmp_path / "empty", "last"),
+        },
+        tmp_path,
+    )
 
 
 def test_a_node_that_cannot_be_asked_hides_no_run_of_the_others_and_is_told(runs: Path) -> None:
@@ -82,5 +83,5 @@ def test_a_node_that_cannot_be_asked_hides_no_run_of_the_others_and_is_told(runs
     def none(node: Node, _command: str, _stdin: bytes) -> list[bytes]:
         raise ConnectError("no route", node=node.name)
 
-    with pytest.raises(NodeError, match="no route"):
-        find_runs(AgentTransport(FakeTransport(none)), CLUSTER, runs, ["r3"])
+    unreached = error_of(find_runs, AgentTransport(FakeTransport(none)), CLUSTER, runs, ["r3"])
+    assert (type(unreached), unreached.message) == (ConnectError, "no route")

@@ -63,7 +63,7 @@ LONG = msgspec.structs.replace(
     KEY_ERROR,
     message="rank 1 raised DistBackendError: " + "NCCL error in: ProcessGroupNCCL.cpp, unhandled system error; " * 4,
     cause="The worker could not open a connection to its peer. " * 5,
-    hint="name the interface that both nodes share in the hostfile, and see what multinode check says of it; " * 3,
+    hint="name the interface that both nodes share in the hostfile, and see what multinode check says about it; " * 3,
     consequences=("node1: rank 2 raised RuntimeError: Connection closed by peer " + "x" * 200,) * 3,
 )
 STALL = Stall(

@@ -28,6 +28,7 @@ from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
 from multinode.transport.agent import AgentArchive, AgentTransport
 from tests import make
+from tests.golden import Golden, error_of, raised
 from tests.launch.scripted import DEADLINE_S, HELLO, RUNNING, ScriptedNodes, Talk
 
 NODES = ("a", "b")
@@ -91,12 +92,11 @@ def test_logs_are_followed_to_the_end(known: StoredRun) -> None:
 @pytest.mark.parametrize("names", ["ab", "b"])
 @pytest.mark.parametrize("error", [TIMED_OUT, ContactLost("sshd did not answer in time")])
 def test_a_node_that_stays_out_of_reach_is_the_error_and_lost(
-    known: StoredRun, error: MultinodeError, names: str
+    known: StoredRun, error: MultinodeError, names: str, golden: Golden
 ) -> None:
     """Also where all of them are at the same moment: that one was never started is for the node to say."""
-    with pytest.raises(ContactLost, match=error.message) as caught:
-        follow(known, Nodes(goes_well, dict.fromkeys(names, error)))
-    assert caught.value.node == names[0]
+    lost = raised(ContactLost, follow, known, Nodes(goes_well, dict.fromkeys(names, error)))
+    golden.check_errors(f"out_of_reach_{type(error).__name__}_{names}", {"logs -f": lost})
     run = recorded(known)
     assert run.status == "lost"
     assert [node.name for node in run.nodes if node.state == "lost"] == list(names)
@@ -112,7 +112,9 @@ def test_a_node_that_comes_into_reach_is_followed(known: StoredRun) -> None:
 
 
 @pytest.mark.parametrize("kind", [UsageError, ResolveError, HostKeyError, AuthError])
-def test_what_only_we_can_put_right_leaves_the_run_alone(known: StoredRun, kind: type[MultinodeError]) -> None:
+def test_what_only_we_can_put_right_leaves_the_run_alone(
+    known: StoredRun, kind: type[MultinodeError], golden: Golden
+) -> None:
     left = threading.Event()
 
     def goes_on(talk: Talk) -> None:
@@ -122,9 +124,8 @@ def test_what_only_we_can_put_right_leaves_the_run_alone(known: StoredRun, kind:
         left.set()
         talk.hang_up()
 
-    with pytest.raises(kind, match="its key is protected") as caught:
-        follow(known, Nodes(goes_on, {"b": kind("its key is protected", hint="ssh-add")}))
-    assert (caught.value.node, caught.value.hint) == ("b", "ssh-add")
+    error = raised(kind, follow, known, Nodes(goes_on, {"b": kind("its key is protected", hint="ssh-add")}))
+    golden.check_errors("ours_to_put_right", {"logs -f": error}, shown={kind.__name__: "ERROR"})
     assert left.is_set()
     run = recorded(known)
     assert (run.status, run.first_failure) == ("running", None)
@@ -141,19 +142,19 @@ def test_a_stop_that_did_not_reach_a_node_has_not_stopped_the_run(known: StoredR
     assert (run.first_failure.node, "no way to it" in run.first_failure.message) == ("a", True)
 
 
-def test_a_node_that_knows_no_such_run_is_the_error(known: StoredRun) -> None:
+def test_a_node_that_knows_no_such_run_is_the_error(known: StoredRun, golden: Golden) -> None:
     def play(talk: Talk) -> None:
         if talk.node.name == "b":
             talk.say({"kind": "error", "message": "no run r.1 on this node"})
         else:
             goes_well(talk)
 
-    with pytest.raises(NodeFailed, match=r"no run r\.1 on this node") as caught:
-        follow(known, Nodes(play, {}))
-    assert caught.value.node == "b"
+    golden.check_errors("no_such_run", {"logs -f": error_of(follow, known, Nodes(play, {}))})
 
 
-def test_a_lost_node_is_the_error_also_while_what_comes_after_the_end_takes_its_time(known: StoredRun) -> None:
+def test_a_lost_node_is_the_error_also_while_what_comes_after_the_end_takes_its_time(
+    known: StoredRun, golden: Golden
+) -> None:
     """The record says it before the thread that follows is done: here it waits for a trace."""
     traced_steps = Observation(trace=TraceWindow(steps=2, ranks=(0,)))
     known.directory.write("plan.json", msgspec.structs.replace(known.require_plan(), observation=traced_steps))
@@ -170,8 +171,7 @@ def test_a_lost_node_is_the_error_also_while_what_comes_after_the_end_takes_its_
         talk.end()
 
     nodes = Nodes(play, {"b": TIMED_OUT})
-    with pytest.raises(ContactLost, match="timed out") as caught:
-        list(follow_logs(traced, (0, 1), context(traced, nodes), SOON))
-    assert caught.value.node == "b"
+    error = error_of(lambda: list(follow_logs(traced, (0, 1), context(traced, nodes), SOON)))
+    golden.check_errors("lost_while_a_trace_is_fetched", {"logs -f": error})
     told.set()
     nodes.check()

@@ -10,7 +10,7 @@ import pytest
 
 from multinode.launch import attach
 from multinode.launch.context import ExecuteOptions, Launched, RunContext, StopRequest
-from multinode.records.run import NodeRun, Run
+from multinode.records.run import NodeRun
 from multinode.records.run_directory import RunDirectory
 from multinode.records.status import Status
 from multinode.runs.stored_run import StoredRun
@@ -39,10 +39,7 @@ def directory(tmp_path: Path) -> RunDirectory:
     for rank, log in STORED.items():
         directory.append_log(rank, log, 0)
     nodes = (ended(0, "a"), ended(1, "b"))
-    run = Run(
-        run_id="r", job="j", engine="torchrun", status="stopped", started_s=1.0, ended_s=9.0, world_size=4, nodes=nodes,
-        stop_reason="SIGTERM", missing_bytes=MISSING,
-    )  # fmt: skip
+    run = make.run(*nodes, status="stopped", ended_s=9.0, world_size=4, stop_reason="SIGTERM", missing_bytes=MISSING)
     directory.write("run.json", run)
     return directory
 

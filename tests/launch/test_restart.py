@@ -1,16 +1,16 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 import pytest
 
 from multinode.job.engines.engine import Engine
-from multinode.job.job import Job, LlamaFactoryJob, ScriptJob, parse_llamafactory
+from multinode.job.job import Job, ScriptJob, TrainingJob, parse_training
 from multinode.job.launch_options import LaunchOptions
+from multinode.launch.checkpoints import WHOLE, Checkpoint, CheckpointChoice, Layout
 from multinode.launch.restart import (
-    Checkpoint,
-    CheckpointChoice,
     RestartOptions,
     Saved,
     Start,
@@ -18,10 +18,12 @@ from multinode.launch.restart import (
     global_batch,
     kept_accumulation,
     resume_job,
+    script_variables,
     why_no_fewer_nodes,
     why_no_resume,
     why_not_restarted,
 )
+from multinode.launch.sharding import layout_of
 from multinode.levers.averaging import Averaging
 from multinode.levers.levers import Levers
 from multinode.records.run import Attempt, Failure
@@ -31,8 +33,12 @@ CRASH = Failure(node="b", node_rank=1, rank=1, message="rank 1 crashed", kind="c
 OPTIONS = RestartOptions(restarts=2)
 
 
-def job(**config: Any) -> LlamaFactoryJob:
-    return parse_llamafactory(TEXT, "train.yaml", [f"{key}={value}" for key, value in config.items()])
+def job(**config: Any) -> TrainingJob:
+    return parse_training(TEXT, "train.yaml", [f"{key}={value}" for key, value in config.items()])
+
+
+def accelerate_fsdp(**settings: Any) -> Engine:
+    return Engine(name="accelerate", accelerate={"distributed_type": "FSDP", "fsdp_config": settings})
 
 
 def attempt(last_step: int = 30, failure: Failure | None = CRASH, **changed: Any) -> Attempt:
@@ -85,8 +91,12 @@ def test_out_of_memory_is_restarted_when_that_is_asked_for() -> None:
         ({"stage": "rm", "finetuning_type": "full"}, "does not resume stage rm"),
         ({"stage": "kto"}, None),
         ({"stage": "ppo"}, "does not resume stage ppo"),
-        ({"deepspeed": "ds.json"}, "which DeepSpeed checkpoint"),
-        ({"fsdp": "full_shard"}, "which FSDP checkpoint"),
+        ({"deepspeed": "{zero_optimization: {stage: 2}}"}, "its DeepSpeed settings are not in a JSON file"),
+        ({"fsdp": "full_shard"}, "which checkpoint of FSDP 1"),
+        ({"fsdp": "full_shard", "fsdp_config": "{version: 2}"}, None),
+        ({"fsdp": "full_shard", "fsdp_config": "{fsdp_version: 2}"}, None),
+        ({"fsdp": "hybrid_shard", "fsdp_config": "{version: 2}"}, "which rank saves which shard"),
+        ({"fsdp": "full_shard", "fsdp_config": "fsdp.json"}, "its fsdp_config is a file"),
         ({"save_only_model": "true"}, "optimizer"),
         ({"save_strategy": "'no'"}, "saves no checkpoint"),
         ({"save_strategy": "no"}, "saves no checkpoint"),
@@ -98,10 +108,67 @@ def test_which_jobs_can_go_on(config: dict[str, str], reason: str | None) -> Non
     assert said is None if reason is None else said is not None and reason in said
 
 
+def sharded(settings: dict[str, Any], **config: Any) -> TrainingJob:
+    """A job with this DeepSpeed JSON."""
+    return msgspec.structs.replace(job(deepspeed="ds.json", **config), deepspeed_text=json.dumps(settings))
+
+
+def zero(stage: int, **settings: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, **settings}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "layout"),
+    [
+        (zero(1), Layout(library="DeepSpeed", stage=1)),
+        (zero(2), Layout(library="DeepSpeed", stage=2)),
+        (zero(3, offload_optimizer={"device": "cpu"}), Layout(library="DeepSpeed", stage=3)),
+        (
+            {**zero(2), "scheduler": {"type": "WarmupLR"}},
+            Layout(library="DeepSpeed", stage=2, saves_scheduler=False),
+        ),
+        ({}, "its DeepSpeed JSON has no ZeRO stage: it is unknown which checkpoint is complete"),
+        (
+            zero(3, offload_optimizer={"device": "nvme"}),
+            "its optimizer state is on NVMe, whose files are not checked",
+        ),
+        (zero(3, mics_shard_size=2), "mics_shard_size: 2: it is unknown which rank saves which shard"),
+    ],
+)
+def test_what_checkpoints_under_deepspeed_consist_of(settings: dict[str, Any], layout: Layout | str) -> None:
+    assert layout_of(sharded(settings)) == layout
+    assert why_no_resume(sharded(settings)) == (layout if isinstance(layout, str) else None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"checkpoint": {"use_node_local_storage": True}}),
+        (
+            {"checkpoint": {"tag_validation": "Warn"}},
+            {"checkpoint": {"tag_validation": "Warn", "use_node_local_storage": True}},
+        ),
+        # The user knows better.
+        ({"checkpoint": {"use_node_local_storage": False}}, {"checkpoint": {"use_node_local_storage": False}}),
+    ],
+)
+def test_deepspeed_saves_on_each_node_where_the_disk_is_local(before: dict[str, Any], after: dict[str, Any]) -> None:
+    asked = sharded({**zero(2), **before})
+    changed = resume_job(asked, Start(nodes=2))
+    assert isinstance(changed, TrainingJob)
+    assert json.loads(changed.deepspeed_text or "") == {**zero(2), **after}
+    assert changed.config["save_on_each_node"] is True
+    # Nodes that share the directory would write the same files.
+    assert resume_job(asked, Start(nodes=2, shared=True)) == resume_job(asked, Start(nodes=1)) == asked
+
+
 @pytest.mark.parametrize(
     ("engine", "reason"),
     [
-        (Engine(name="accelerate", accelerate={"distributed_type": "FSDP"}), "accelerate with FSDP"),
+        (accelerate_fsdp(), "which checkpoint of FSDP 1"),
+        (accelerate_fsdp(fsdp_version=2), None),
+        (accelerate_fsdp(fsdp_version=2, fsdp_state_dict_type="FULL_STATE_DICT"), "FULL_STATE_DICT"),
+        (accelerate_fsdp(fsdp_version=2, fsdp_sharding_strategy="HYBRID_SHARD"), "which rank saves which shard"),
         (Engine(name="deepspeed"), "DeepSpeed"),
         (Engine(name="accelerate", accelerate={"distributed_type": "MULTI_CPU"}), None),
     ],
@@ -119,7 +186,7 @@ def test_which_accumulation_keeps_the_global_batch(accumulation: int, before: in
     asked = job(gradient_accumulation_steps=accumulation)
     assert kept_accumulation(asked, before, now) == kept
     changed = resume_job(asked, Start(nodes=now, workers=now, first_workers=before, shared=True))
-    assert isinstance(changed, LlamaFactoryJob)
+    assert isinstance(changed, TrainingJob)
     assert changed.config["gradient_accumulation_steps"] == (kept or accumulation)
     if kept is not None:
         assert global_batch(changed, now) == global_batch(asked, before)
@@ -155,6 +222,7 @@ SCRIPT = ScriptJob(argv=("train.py",))
             "a DeepSpeed checkpoint fits only one number",
         ),
         ({"min_nodes": 1}, 2, job(deepspeed="z2.json"), {}, "a DeepSpeed checkpoint fits only one number"),
+        ({"min_nodes": 1}, 2, job(fsdp="full_shard", fsdp_config="{version: 2}"), {}, None),
         (
             {"min_nodes": 1},
             2,
@@ -236,7 +304,7 @@ def test_a_smaller_batch_goes_on_with_the_checkpoints_schedule() -> None:
     changed = resume_job(
         job(num_train_epochs=3), Start(nodes=2, workers=4, first_workers=6, choice=chosen, shared=True)
     )
-    assert isinstance(changed, LlamaFactoryJob)
+    assert isinstance(changed, TrainingJob)
     # As epochs the rest would be more steps, and the learning rate would jump back.
     assert changed.config["max_steps"] == 90
     assert "max_steps" not in resume_job(job(), Start(nodes=1, workers=2, first_workers=4, choice=chosen)).config  # type: ignore[union-attr]
@@ -249,6 +317,56 @@ def test_a_script_sees_to_its_own_checkpoints() -> None:
 
 
 CHOSEN = CheckpointChoice(name="checkpoint-20", step=20)
+
+
+def script(*words: str, settings: dict[str, Any] | None = None) -> ScriptJob:
+    text = None if settings is None else json.dumps(settings)
+    return ScriptJob(argv=("train.py", *words), deepspeed_text=text)
+
+
+ON_EACH_NODE = {"MULTINODE_SAVE_ON_EACH_NODE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("job", "start", "variables"),
+    [
+        (SCRIPT, Start(nodes=2, choice=CHOSEN), {}),
+        (script("--output_dir", "out/"), Start(nodes=1), {}),
+        (script("--output_dir", "out/"), Start(nodes=2), ON_EACH_NODE),
+        (script("--output_dir=out"), Start(nodes=2, shared=True), {}),
+        (script("--output-dir", "out", "--save_on_each_node", "false"), Start(nodes=2), {}),
+        (
+            script("--lr", "1", "--output_dir", "out/"),
+            Start(nodes=2, choice=CHOSEN),
+            {**ON_EACH_NODE, "MULTINODE_CHECKPOINT": "out/checkpoint-20"},
+        ),
+        (job(), Start(nodes=2, choice=CHOSEN), {}),
+    ],
+)
+def test_what_a_script_with_the_trainer_is_told(job: Job, start: Start, variables: dict[str, str]) -> None:
+    assert script_variables(job, start) == variables
+
+
+@pytest.mark.parametrize(
+    ("job", "engine", "layout"),
+    [
+        (script("--output_dir", "out"), None, WHOLE),
+        (script("--deepspeed", "z.json", settings=zero(3)), None, Layout(library="DeepSpeed", stage=3)),
+        (script(settings=zero(2)), Engine(name="deepspeed"), Layout(library="DeepSpeed", stage=2)),
+        # It is on the nodes.
+        (script("--deepspeed", "z.json"), None, "its DeepSpeed settings are not in a JSON file on this machine"),
+        (script(), Engine(name="deepspeed"), "it is unknown which DeepSpeed checkpoint"),
+        (script("--fsdp", "full_shard"), None, "it is unknown which checkpoint of FSDP 1"),
+        (script("--fsdp", "full_shard", "--fsdp_config", '{"version": 2}'), None, Layout(library="FSDP")),
+        (script("--fsdp=full_shard", "--fsdp_config=fsdp.json"), None, "its fsdp_config is a file"),
+        (script(), accelerate_fsdp(fsdp_version=2), Layout(library="FSDP")),
+    ],
+)
+def test_what_checkpoints_of_a_script_consist_of(job: Job, engine: Engine | None, layout: Layout | str) -> None:
+    found = layout_of(job, engine)
+    assert found == layout if isinstance(layout, Layout) else str(found).startswith(layout)
+
+
 RESUMED = {"resume_from_checkpoint": "out/checkpoint-20", "overwrite_output_dir": False}
 ANEW = {"resume_from_checkpoint": None, "overwrite_output_dir": True}
 
@@ -274,7 +392,7 @@ ANEW = {"resume_from_checkpoint": None, "overwrite_output_dir": True}
 def test_where_an_attempt_begins(config: dict[str, str], start: Start, changed: dict[str, Any]) -> None:
     before = job(**config)
     after = resume_job(before, start)
-    assert isinstance(after, LlamaFactoryJob)
+    assert isinstance(after, TrainingJob)
     assert after.config == before.config | changed
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import threading
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ from multinode.launch.attach import find_recorded, stop
 from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext
 from multinode.launch.restart import RestartOptions
 from multinode.launch.restarts import launch_with_restarts
+from multinode.node.copies import wire
+from multinode.node.copies.wire import Pipe, Wire
+from multinode.node.manifest import pack_flags
 from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
@@ -42,7 +46,16 @@ FAILS: list[dict[str, Any]] = [
 ENDS = {**FAILS[-1], "exit_code": 0}
 
 
-CODE = CodeTree(source="/src", files=(CodeFile(path="train.py", digest="0" * 64, size_bytes=1),))
+CODE = CodeTree(
+    source="/src", files=(CodeFile(path="train.py", digest=hashlib.sha256(b"x").hexdigest(), size_bytes=1),)
+)
+
+
+def _data(kind: int, content: bytes = b"") -> dict[str, str]:
+    """A frame of a copy, as a line of a node."""
+    said: list[bytes] = []
+    Wire(Pipe(lambda piece: said.append(bytes(piece)), bytes)).send(kind, content)
+    return {"kind": "data", "data": base64.b64encode(b"".join(said)).decode()}
 
 
 def launch(execute: ExecuteOptions, code: CodeTree | None = None) -> Launch:
@@ -98,7 +111,8 @@ class Restarted:
             "probe": [FACTS],
             "supervise": FAILS if self.began == 1 else [HELLO, RUNNING, ENDS],
             "stop": [{"kind": "stopped", "state": "ended", "processes_left": 0}],
-            "code": [{"kind": "wanted", "files": [] if self.began else [0]}, {"kind": "copied", "path": "/tree"}],
+            # One block, which the node has from the second attempt on.
+            "code": [_data(wire.HAVE, pack_flags(bytes([bool(self.began)]))), _data(wire.COPIED)],
         }[verb]
         return [json.dumps(record).encode() + b"\n" for record in records]
 

@@ -11,7 +11,7 @@ import pytest
 
 from multinode.cluster.cluster import local_cluster
 from multinode.job.engines.engine import Engine
-from multinode.job.job import Job, JobEnvironment, ScriptJob, parse_llamafactory
+from multinode.job.job import Job, JobEnvironment, ScriptJob, parse_training
 from multinode.launch.context import ExecuteOptions, Launch, RunContext
 from multinode.launch.launch import launch
 from multinode.transport.local import LocalTransport
@@ -43,8 +43,8 @@ ARGUMENTS = (
 @pytest.mark.parametrize(
     ("job", "engine", "prelude", "given"),
     [
-        (parse_llamafactory(YAML, "sft.yaml"), "llamafactory", None, 8),
-        (parse_llamafactory(YAML, "sft.yaml", ["max_steps=3"]), "llamafactory", None, 6),
+        (parse_training(YAML, "sft.yaml"), "llamafactory", None, 8),
+        (parse_training(YAML, "sft.yaml", ["max_steps=3"]), "llamafactory", None, 6),
         (ScriptJob(argv=("tell", *ARGUMENTS)), "exec", None, 10),
         (ScriptJob(argv=("tell",)), "exec", f"export HF_TOKEN={SECRET}", 2),
     ],

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from multinode.cluster.cluster import Node
-from multinode.errors import ConnectError, MultinodeError, NodeFailed, NodeGone, UsageError
+from multinode.errors import ConnectError, NodeFailed, NodeGone
 from multinode.launch import attach
 from multinode.launch.attach import find_recorded, nodes_of, stop, whole_of
 from multinode.launch.context import STOP_FILE, RunContext, StopOrder
@@ -24,6 +24,7 @@ from multinode.runs.stored_run import StoredRun
 from multinode.transport.agent import AgentTransport
 from multinode.transport.fake import FakeTransport
 from tests import make
+from tests.golden import Golden, error_of
 
 STOPPED = {"kind": "stopped", "state": "ended", "processes_left": 0}
 
@@ -64,9 +65,8 @@ def test_the_recorded_end_counts_and_without_one_the_error_of_the_node(
     if ended_by not in unreachable:
         assert stop(known, context, 0.1).run.status == "stopped"
     else:
-        with pytest.raises(NodeFailed, match="the step has ended") as raised:
-            stop(known, context, 0.1)
-        assert raised.value.node == unreachable[0]
+        failed = error_of(stop, known, context, 0.1)
+        assert (failed.node, failed.message) == (unreachable[0], "the step has ended")
 
 
 class FollowedSinceThen(RunDirectory):
@@ -88,10 +88,10 @@ def test_a_stop_that_another_stop_forestalls_records_what_that_one_does(known: S
     assert stop(late, context, 0.1).run.status == "stopped"
 
 
-def test_an_end_that_nobody_records_is_an_error(known: StoredRun) -> None:
+def test_an_end_that_nobody_records_is_an_error(known: StoredRun, golden: Golden) -> None:
     answers = FakeTransport(lambda *_: [json.dumps(STOPPED).encode() + b"\n"])
-    with pytest.raises(MultinodeError, match="its end was not recorded"):
-        stop(known, RunContext(answers, known.directory.path.parent), 0.1)
+    unrecorded = error_of(stop, known, RunContext(answers, known.directory.path.parent), 0.1)
+    golden.check_errors("end_not_recorded", {"stop": unrecorded})
     recorded = known.directory.read("run.json", Run)
     assert recorded is not None
     assert (recorded.status, {node for node, *_ in answers.ran}) == ("running", {"a", "b"})
@@ -160,7 +160,7 @@ def test_a_node_that_cannot_be_asked_leaves_the_run_lost_and_is_told(left: Store
     context.say = said.append
     run = stop(known, context, 0.1).run
     assert (run.status, [node.state for node in run.nodes]) == ("lost", ["ended", "lost"])
-    assert said == ["b: it may still run there: no route"]
+    assert said == ["b: it may still be running there: no route"]
     assert run.nodes[0].status.cause == "stopped"
 
 
@@ -194,8 +194,8 @@ def test_a_run_of_which_there_is_no_record_is_stopped_where_something_of_it_is(l
         ("a", ("r-x-1.0", "r-x.0"), 0),
         ("b", ("r-x.1",), 0),
     ]
-    with pytest.raises(UsageError, match="no run 'nosuch' on the nodes of hosts"):
-        stop_by_id(agent, nodes_of(left), "nosuch", 0.1)
+    unknown = error_of(stop_by_id, agent, nodes_of(left), "nosuch", 0.1)
+    assert unknown.message == "no run 'nosuch' on the nodes of hosts"
 
 
 def test_a_run_that_somebody_else_may_have_written_is_not_taken_for_the_one_of_an_attempt_of_ours(

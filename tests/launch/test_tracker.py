@@ -77,6 +77,20 @@ def test_until_the_first_step_a_node_shows_what_it_does_and_then_no_more(
         assert tracker.progress.nodes[1].doing == doing
 
 
+def test_a_server_is_ready_from_when_it_listens_until_it_ends(
+    tracker: Tracker, piece: Callable[[str, bytes], Chunk]
+) -> None:
+    told_in_turn: list[tuple[Message, str]] = [
+        (StatusReport(state="running"), "running, importing"),
+        (piece("samples/node.jsonl", b'{"kind":"listening","port":8000}\n'), "ready: listens on port 8000"),
+        (piece("log", b"Loading checkpoint shards:  50%"), "ready: listens on port 8000"),
+        (Ended(state="ended", cause="exited", exit_code=1), "exit code 1"),
+    ]
+    for message, doing in told_in_turn:
+        tell(tracker, message)
+        assert tracker.progress.nodes[1].doing == doing
+
+
 def test_a_run_that_is_taken_up_shows_what_its_log_said_last(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "r")
     directory.append_log(1, b"Tokenizing\n")

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from multinode.cluster.cluster import Node
-from multinode.errors import UsageError
 from multinode.job.engines.engine import Engine
-from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
+from multinode.job.job import Job, ScriptJob, TrainingJob
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
 from multinode.levers.averaging import Averaging, parse_average
@@ -19,12 +18,13 @@ from multinode.levers.former import respell_average
 from multinode.levers.levers import NONE, Levers
 from multinode.records.plan import LaunchPlan, Observation
 from tests import make
+from tests.golden import Golden, error_of
 from tests.levers.compressed import compressed
 
 VARIABLE = "MULTINODE_SYNC"
 CLUSTER = make.cluster(Node(name="a", addr="192.0.2.1", slots=2), Node(name="b", addr="192.0.2.2", slots=2))
 SCRIPT = ScriptJob(argv=("train.py",))
-SFT = LlamaFactoryJob(config_path="sft.yaml", text="", config={"model_name_or_path": "m", "stage": "sft"})
+SFT = TrainingJob(config_path="sft.yaml", text="", config={"model_name_or_path": "m", "stage": "sft"})
 EVERY = Averaging(every=16)
 
 
@@ -32,7 +32,7 @@ def plan(job: Job, nodes: int = 2, **options: Any) -> LaunchPlan:
     return plan_launch(CLUSTER.first(nodes), job, {}, "r", LaunchOptions(**options))
 
 
-def sft(**config: Any) -> LlamaFactoryJob:
+def sft(**config: Any) -> TrainingJob:
     return msgspec.structs.replace(SFT, config=SFT.config | config)
 
 
@@ -63,45 +63,11 @@ def test_an_average_is_read_and_written_again(text: str, expected: Averaging, wr
     assert parse_average(written) == expected
 
 
-@pytest.mark.parametrize(
-    ("texts", "words"),
-    [
-        (
-            (
-                "",
-                "16",
-                "local",
-                "local:",
-                "local:x",
-                "local:-1",
-                "local:16:fp8",
-                "local:16:0.7",
-                "local:16:fp16:",
-                "Local:4",
-            ),
-            r"expected local:H\[:DTYPE\] or diloco:H",
-        ),
-        (
-            (
-                "diloco:64:",
-                "diloco:64:nan",
-                "diloco:64:inf",
-                "diloco:64:0.7:-1",
-                "diloco:64:1:0:1",
-                "diloco:64:fp16:0.7",
-            ),
-            "expected local:H",
-        ),
-        (("local:0", "diloco:0", "local:1000001", "diloco:1000001:0.7"), "a round has 1 to 1000000 steps"),
-        (("diloco:64:0", "diloco:64:0.7:1", "diloco:64:0.7:2"), "LR is above 0, and MOMENTUM from 0 to below 1"),
-    ],
-)
-def test_what_is_no_average_is_refused_with_an_example(texts: tuple[str, ...], words: str) -> None:
-    for text in texts:
-        with pytest.raises(UsageError, match=words) as refused:
-            parse_average(text)
-        assert str(refused.value).startswith("--average ")
-        assert "local:16:fp16" in (refused.value.hint or "")
+def test_what_is_no_average_is_refused_with_an_example(golden: Golden) -> None:
+    words = ("", "16", "local", "local:", "local:x", "local:-1", "local:16:fp8", "local:16:0.7", "Local:4")
+    outer = ("64:", "64:nan", "64:inf", "64:0.7:-1", "64:1:0:1", "64:fp16:0.7", "0", "1000001:0.7", "64:0", "64:0.7:1")
+    wrong = (*words, "local:16:fp16:", "local:0", "local:1000001", *(f"diloco:{text}" for text in outer))
+    golden.check_errors("refused_words", {text: error_of(parse_average, text) for text in wrong})
 
 
 @pytest.mark.parametrize(
@@ -136,30 +102,32 @@ def test_workers_of_several_nodes_are_told_and_those_of_one_are_not() -> None:
     assert VARIABLE not in plan(SCRIPT).nodes[0].command.env
 
 
-@pytest.mark.parametrize(
-    ("job", "options", "words"),
-    [
-        (SCRIPT, {"observation": Observation(profile=False)}, "--no-profile"),
-        (SCRIPT, {"levers": compressed("fp16")}, "--grad-compress fp16 would compress them"),
-        (sft(deepspeed="configs/ds_z2.json"), {}, "this job uses DeepSpeed"),
-        (sft(fsdp="full_shard auto_wrap"), {}, "this job uses FSDP"),
-        (
-            SCRIPT,
-            {"engine": Engine(name="accelerate", accelerate={"distributed_type": "FSDP"})},
-            "accelerate with FSDP",
-        ),
-        (SCRIPT, {"engine": Engine(name="accelerate", accelerate={"mixed_precision": "fp16"})}, "gradients overflow"),
-        (sft(fp16=True), {}, "gradients overflow"),
-        (sft(optim="adalomo"), {}, "adalomo updates parameters individually"),
-        (sft(optim="galore_adamw_layerwise"), {}, "galore_adamw_layerwise updates"),
-        (sft(use_galore=True, galore_layerwise=True), {}, "galore_layerwise updates"),
-        (sft(use_badam=True), {}, "use_badam updates"),
-    ],
-)
-def test_jobs_that_cannot_be_averaged_are_refused_by_their_files(job: Job, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words) as refused:
-        plan(job, **{**options, "levers": Levers(averaging=EVERY).joined(options.get("levers", NONE))})
-    assert str(refused.value).startswith("--average local:16")
+def test_jobs_that_cannot_be_averaged_are_refused_by_their_files(golden: Golden) -> None:
+    def engine(**accelerate: str) -> dict[str, Engine]:
+        return {"engine": Engine(name="accelerate", accelerate=accelerate)}
+
+    cases: dict[str, tuple[Job, dict[str, Any]]] = {
+        "no instrumentation": (SCRIPT, {"observation": Observation(profile=False)}),
+        "--grad-compress": (SCRIPT, {"levers": compressed("fp16")}),
+        "deepspeed": (sft(deepspeed="configs/ds_z2.json"), {}),
+        "fsdp": (sft(fsdp="full_shard auto_wrap"), {}),
+        "accelerate with fsdp": (SCRIPT, engine(distributed_type="FSDP")),
+        "accelerate in fp16": (SCRIPT, engine(mixed_precision="fp16")),
+        "fp16": (sft(fp16=True), {}),
+        "optim: adalomo": (sft(optim="adalomo"), {}),
+        "optim: galore_adamw_layerwise": (sft(optim="galore_adamw_layerwise"), {}),
+        "galore_layerwise": (sft(use_galore=True, galore_layerwise=True), {}),
+        "use_badam": (sft(use_badam=True), {}),
+    }
+    golden.check_errors(
+        "refused_average",
+        {
+            case: error_of(
+                plan, job, **options | {"levers": Levers(averaging=EVERY).joined(options.get("levers", NONE))}
+            )
+            for case, (job, options) in cases.items()
+        },
+    )
 
 
 def test_a_llamafactory_job_under_ddp_is_not() -> None:

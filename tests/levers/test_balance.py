@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multinode.errors import UsageError
 from multinode.levers.balance import Balance, deal_step, parse_balance
 from multinode.levers.lever import Workers
+from tests.golden import Golden, error_of
 
 SPEEDS = st.lists(st.floats(0.1, 10.0), min_size=2, max_size=3)
 
@@ -21,17 +21,14 @@ def test_speeds_are_read_as_they_are_written() -> None:
     assert found.of_workers(Workers(nodes=("node1", "node0"), counts=(1, 2))) == (1.0, 1.6, 1.6)
 
 
-@pytest.mark.parametrize("text", ["", "node0", "node0=", "=1", "a=1,a=2", "a=0", "a=-1", "a=nan", "a=inf", "a=1,,b=1"])
-def test_what_is_no_speed_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"is not NODE=SPEED, each node once"):
-        parse_balance(text)
-
-
-@pytest.mark.parametrize(("run_id", "why"), [(None, "it names no speed of it"), ("r1", "run r1 did not measure it")])
-def test_a_node_whose_speed_is_unknown_is_named(run_id: str | None, why: str) -> None:
-    with pytest.raises(UsageError, match=why) as caught:
-        Balance(speeds={"a": 1.0}, run_id=run_id).of_workers(Workers(nodes=("a", "b"), counts=(1, 1)))
-    assert caught.value.node == "b"
+def test_what_is_no_speed_is_refused(golden: Golden) -> None:
+    wrong = ("", "node0", "node0=", "=1", "a=1,a=2", "a=0", "a=-1", "a=nan", "a=inf", "a=1,,b=1")
+    two = Workers(nodes=("a", "b"), counts=(1, 1))
+    golden.check_errors(
+        "refused_speeds",
+        {f"--balance {text}": error_of(parse_balance, text) for text in wrong}
+        | {f"run {run}": error_of(Balance(speeds={"a": 1.0}, run_id=run).of_workers, two) for run in (None, "r1")},
+    )
 
 
 @given(SPEEDS, st.integers(0, 9))

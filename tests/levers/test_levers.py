@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.errors import UsageError
 from multinode.levers.averaging import Averaging
 from multinode.levers.axes import LeverAxes
 from multinode.levers.balance import Balance
@@ -36,12 +35,6 @@ SPEEDS = Levers(balance=Balance(speeds={"a": 1.5, "b": 1.0}))
 def test_levers_are_read_from_options_and_written_as_them(options: dict[str, Any], levers: Levers, typed: str) -> None:
     assert Levers.read(**options) == levers
     assert " ".join(levers.options) == typed
-
-
-def test_an_unknown_compression_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(UsageError, match="--grad-compress int8: unknown compression") as caught:
-        Levers.read(grad_compress="int8")
-    assert "powersgd:RANK" in (caught.value.hint or "")
 
 
 def test_the_second_lever_of_a_kind_wins_and_the_others_stay() -> None:

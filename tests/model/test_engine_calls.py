@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 
-from multinode.errors import JobError
-from multinode.job.job import ScriptJob
 from multinode.model.engine_calls import (
     StepMessages,
     engine_calls,
@@ -282,14 +280,6 @@ def test_what_has_no_twin_is_told() -> None:
     step = messages(FULL, stage=2, use_multi_rank_bucket_allreduce=False)
     assert calls(step, "broadcast") == [(ALL, 1)]
     assert "nccl-test has no reduce" in step.notes[0]
-
-
-def test_a_script_and_a_wrong_cap_are_told() -> None:
-    with pytest.raises(JobError, match="a script") as failed:
-        step_messages(ScriptJob(argv=("train.py",)), None, TWO)
-    assert "--like sft.yaml" in str(failed.value.hint)
-    with pytest.raises(JobError, match="ddp_bucket_cap_mb: 'big'"):
-        messages(FULL | {"ddp_bucket_cap_mb": "big"})
 
 
 QWEN_3 = LLAMA_3_8B | {"model_type": "qwen3", "head_dim": 128}

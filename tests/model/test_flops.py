@@ -204,16 +204,16 @@ def test_flops_are_those_that_torch_counts() -> None:
 def test_the_rule_stands_in_words_beside_the_figures() -> None:
     flops = flops_per_token(LLAMA_3_8B, 2048, adapter_parameters=20_971_520, recompute=True)
     assert flops.rule == (
-        "4 x 7,504,658,432 parameters of matrices (output layer counted, embedding not) "
-        "+ 6 x 20,971,520 of the adapter + 3 x attention over 2,048 tokens, counted half (causal)"
-        "; of the hardware, each layer's forward pass once more"
+        "4 x 7,504,658,432 matrix parameters (with the output layer, without the embedding) + 6 x 20,971,520 of the "
+        "adapter + 3 x attention over 2,048 tokens, counted half (causal); hardware FLOPs also count each layer's "
+        "forward pass a second time"
     )
     assert flops.causal
 
 
 def test_the_rule_says_where_attention_counts_whole() -> None:
     flops = flops_per_token(LLAMA_3_8B, 2048, causal=False)
-    assert flops.rule.endswith("+ 3 x attention over 2,048 tokens, counted whole, as PaLM's MFU does")
+    assert flops.rule.endswith("+ 3 x attention over 2,048 tokens, counted in full, as in PaLM's MFU")
     assert not flops.causal
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.job.job import LlamaFactoryJob, ScriptJob, parse_llamafactory
+from multinode.job.job import ScriptJob, TrainingJob, parse_training
 from multinode.job.synthetic import with_synthetic
 from multinode.model.workload import FullRun, Workload, read_settings, read_workload
+from multinode.stats.unknown import Unknown, reason_of
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
 from tests.model.trainings import FULL, LORA, TINY, training_job
@@ -16,8 +17,8 @@ from tests.model.trainings import FULL, LORA, TINY, training_job
 TWO = Layout(nodes=2)
 
 
-def job(text: str, *overrides: str) -> LlamaFactoryJob:
-    return parse_llamafactory(f"model_name_or_path: tiny\nstage: sft\n{text}", "sft.yaml", overrides)
+def job(text: str, *overrides: str) -> TrainingJob:
+    return parse_training(f"model_name_or_path: tiny\nstage: sft\n{text}", "sft.yaml", overrides)
 
 
 def test_what_the_yaml_leaves_out_is_what_llama_factory_takes() -> None:
@@ -37,6 +38,12 @@ def test_what_the_yaml_says_is_taken_from_it() -> None:
     assert (found.method, found.lora_rank, found.dataset) == ("full", None, "a,b")
     assert (found.per_device_batch, found.accumulation, found.sequence_length) == (2, 4, 128)
     assert (found.packing, found.precision, found.recompute) == (True, "bf16", False)
+
+
+@pytest.mark.parametrize("key", ["bf16", "fp16", "neat_packing", "packing", "disable_gradient_checkpointing"])
+def test_one_and_zero_are_truth_values(key: str) -> None:
+    found = [read_settings(job(f"{key}: {value}")) for value in ("true", "1", "false", "0")]
+    assert found[0] == found[1] != found[2] == found[3]
 
 
 def test_pre_training_packs_and_a_quantised_base_is_told() -> None:
@@ -82,22 +89,22 @@ def test_the_work_is_that_of_a_step_whatever_its_accumulation() -> None:
     once, four = (
         read_workload(training_job(FULL | {"gradient_accumulation_steps": steps}), TINY, TWO).work for steps in (1, 4)
     )
-    assert once is not None
+    assert not isinstance(once, Unknown)
     assert once == four
     assert once.strategy is Strategy.DDP
     assert sum(call.size_bytes * call.times for call in once.calls[Strategy.DDP]) == once.load.trainable * 4
     assert not any(call.per_micro_batch for call in once.calls[Strategy.DDP])
     zero = read_workload(training_job(FULL, stage=2), TINY, TWO).work
-    assert zero is not None
+    assert not isinstance(zero, Unknown)
     grows = {call.collective: call.per_micro_batch for call in zero.calls[Strategy.ZERO2]}
     assert grows == {"all_reduce": True, "all_gather": False}
 
 
 def test_why_the_work_is_not_known_is_said() -> None:
-    assert "config.json could not be read" in read_workload(training_job(FULL), None, TWO).reason
+    assert "config.json could not be read" in reason_of(read_workload(training_job(FULL), None, TWO).work)
     script = read_workload(ScriptJob(argv=("train.py", "--lr", "1")), None, TWO)
-    assert (script.work, script.settings.command, script.settings.method) == (None, "train.py --lr 1", "script")
-    assert "steps" in script.reason
+    assert (script.settings.command, script.settings.method) == ("train.py --lr 1", "script")
+    assert "steps" in reason_of(script.work)
 
 
 @pytest.mark.parametrize(

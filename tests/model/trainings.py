@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from multinode.job.job import LlamaFactoryJob
+from multinode.job.job import TrainingJob
 from multinode.traffic.step_calls import Strategy
 
 # The sizes of Meta-Llama-3-8B, and of the model that scripts/make_tiny.py makes.
@@ -32,11 +32,11 @@ FULL = {"model_name_or_path": "model", "stage": "sft", "finetuning_type": "full"
 LORA = {"model_name_or_path": "model", "stage": "sft", "finetuning_type": "lora", "lora_rank": 8, "lora_target": "all"}
 
 
-def training_job(config: dict[str, Any], **zero: Any) -> LlamaFactoryJob:
+def training_job(config: dict[str, Any], **zero: Any) -> TrainingJob:
     """A job; under DeepSpeed where `zero` says what its zero_optimization holds."""
     text = json.dumps({"zero_optimization": zero}) if zero else None
     config = config | ({"deepspeed": "ds.json"} if zero else {})
-    return LlamaFactoryJob(config_path="sft.yaml", text="", config=config, deepspeed_text=text)
+    return TrainingJob(config_path="sft.yaml", text="", config=config, deepspeed_text=text)
 
 
 # The small model's traffic in MB, by strategy and accumulation: counted on the NICs of two nodes with one worker each,

@@ -18,7 +18,9 @@ from multinode.network.tuning_screen import show
 from multinode.records.benchmark import CollectiveTest
 from multinode.render.table import screen_text
 from multinode.render.terminal import block_parts
-from multinode.stats.estimate import of_repeats, ratio
+from multinode.stats.estimate import Estimate, of_repeats, ratio
+from multinode.stats.unknown import Unknown
+from tests.golden import Golden, raised
 from tests.network.test_size_scan import measured, plan, report
 
 REPORT = TuneReport(
@@ -55,6 +57,7 @@ def test_the_gain_is_that_of_estimates_turn_by_turn() -> None:
     default, own = [100.0, 140.0, 120.0], [80.0, 112.0, 96.0]
     found = tuned(TunedSetting(axis="buffer", env={}), default, own)
     assert found.gain == ratio(of_repeats(default), of_repeats(own))
+    assert isinstance(found.gain, Estimate)
     # Each turn was as much faster, however much the turns differ.
     assert found.gain.value == pytest.approx(1.25)
     assert found.gain.low == pytest.approx(1.25)
@@ -70,19 +73,20 @@ def test_of_each_axis_the_best_is_chosen_if_it_is_faster() -> None:
         setting("buffer", {"NCCL_BUFFSIZE": "1"}, 90),
         setting("buffer", {"NCCL_BUFFSIZE": "2"}, 80),
         setting("protocol", {"NCCL_PROTO": "LL"}, 120),
-        TunedSetting(axis="algorithm", env={"NCCL_ALGO": "Ring"}, reason="it failed"),
+        TunedSetting(axis="algorithm", env={"NCCL_ALGO": "Ring"}, gain=Unknown("it failed")),
     ]
     assert choose(tried) == {"NCCL_BUFFSIZE": "2"}
 
 
-def test_messages_that_came_out_wrong_are_no_time() -> None:
+def test_messages_that_came_out_wrong_are_no_time(golden: Golden) -> None:
     said = report(plan(), measured(plan()))
     assert measured_us(said) == pytest.approx(sum(row.time_us.value for row in said.rows))
     wrong = msgspec.structs.replace(said, rows=(msgspec.structs.replace(said.rows[0], num_wrong=2), *said.rows[1:]))
-    with pytest.raises(ValueError, match="2 values are wrong"):
-        measured_us(wrong)
-    with pytest.raises(ValueError, match="some messages"):
-        measured_us(msgspec.structs.replace(said, rows=()))
+    errors = {
+        "two values are wrong": raised(ValueError, measured_us, wrong),
+        "no rows": raised(ValueError, measured_us, msgspec.structs.replace(said, rows=())),
+    }
+    golden.check_errors("messages_without_a_time", errors)
 
 
 @pytest.mark.parametrize(("mtu", "said"), [(1500, True), (9000, False)])

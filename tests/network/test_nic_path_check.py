@@ -103,7 +103,7 @@ def test_a_run_forced_over_another_interface_is_told_with_numbers() -> None:
     [sentence] = told(proof)
     assert sentence == (
         "node0 and node1 sent 16.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over eth0, not over "
-        "ens1f0: the kernel routes to the other nodes use it, or the backend is configured to use eth0."
+        "ens1f0: the kernel routes to the other nodes use eth0, or the backend is configured to use it."
     )
     assert list(proof.messages[0].loads[0].others) == ["eth0"]
     [finding] = proof.findings

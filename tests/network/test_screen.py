@@ -23,7 +23,7 @@ LIKE = StepEstimate(
 CHANGES = ScanChanges(
     before="earlier",
     now="r",
-    text="nothing got slower.",
+    verdict=Finding(message="nothing got slower."),
     environment=(Finding(message="a's ens1f0 now negotiates 1 Gbit/s"),),
     came=("b",),
 )

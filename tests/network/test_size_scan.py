@@ -9,6 +9,7 @@ import pytest
 
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Gpu, Interface, NodeFacts, RdmaPort
+from multinode.findings.finding import Finding
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
 from multinode.model.engine_calls import StepMessages
@@ -33,6 +34,7 @@ from multinode.traffic.pair_speeds import PairSpeed, RawTcp, RoundTrip
 from multinode.traffic.step_calls import Call
 from multinode.units import goodput_gb_per_s
 from tests import make
+from tests.golden import Golden
 from tests.network.test_nccl_log import SOCKETS
 
 MIB = 1 << 20
@@ -141,19 +143,17 @@ def test_the_document_comes_back_from_its_file_as_it_was() -> None:
     assert {"message", "nodes", "causes"} <= set(document["verdict"])
 
 
-def test_what_went_over_another_nic_has_no_share_of_this_link() -> None:
+def test_what_went_over_another_nic_has_no_share_of_this_link(golden: Golden) -> None:
     said = report(plan(), measured(plan(), nic="eth0"))
     assert said.path is not None
     assert said.path.ok is False
     assert all(row.share_of_ceiling is None and row.share_of_tcp is None for row in said.rows)
-    assert "the traffic did not use the data plane's NICs" in said.verdict.message
-    assert "eth0" in said.verdict.causes[0].message
+    golden.check_findings("verdict_another_nic", {"all of it over eth0": judged(said)})
 
 
-def test_a_slow_sweep_beside_fast_tcp_is_not_the_cables() -> None:
+def test_a_slow_sweep_beside_fast_tcp_is_not_the_cables(golden: Golden) -> None:
     said = report(plan(), measured(plan(), slow=3.0))
-    assert said.verdict.causes
-    assert "raw TCP is OK" in " ".join(cause.message for cause in said.verdict.causes)
+    golden.check_findings("verdict_fast_tcp", {"a third of raw TCP": judged(said)})
 
 
 def test_two_collectives_have_two_curves() -> None:
@@ -161,11 +161,10 @@ def test_two_collectives_have_two_curves() -> None:
     assert set(report(both, measured(both)).curves) == {"all_reduce", "all_gather"}
 
 
-def test_without_a_known_rate_or_raw_tcp_there_is_nothing_to_hold_it_against() -> None:
+def test_without_a_known_rate_or_raw_tcp_there_is_nothing_to_hold_it_against(golden: Golden) -> None:
     said = report(plan(), measured(plan()), tcp=RawTcp(), speed_gbit_per_s=None)
     assert (said.link_gbit_per_s, said.ceiling_gb_per_s, said.tcp_gb_per_s, said.levels) == (None, None, None, {})
-    assert said.verdict.code == "inconclusive"
-    assert "neither the link rate nor raw TCP is known" in said.verdict.message
+    golden.check_findings("verdict_no_link", {"neither link nor raw TCP": judged(said)})
 
 
 def test_pairs_that_are_odd_are_told_and_lead_the_verdict() -> None:
@@ -189,14 +188,14 @@ def test_the_log_of_nccl_is_told() -> None:
     assert said.nccl.network == "Socket"
 
 
-def test_samples_that_say_nothing_end_in_no_rows_and_a_plain_verdict() -> None:
+def test_samples_that_say_nothing_end_in_no_rows_and_a_plain_verdict(golden: Golden) -> None:
     said = report(plan(), {0: [LossSample(rank=0, step=1, loss=1.0)], 1: []})
     assert (said.rows, said.curves, said.backend) == ((), {}, "unknown")
-    assert said.verdict.message == "no result: no size was measured by all workers"
+    golden.check_findings("verdict_no_rows", {"a loss": judged(said)})
 
 
 def test_a_plan_of_another_job_is_none_of_ours() -> None:
-    with pytest.raises(TypeError, match="not a collective test"):
+    with pytest.raises(TypeError):
         report(msgspec.structs.replace(plan(), test=None), {})
 
 
@@ -213,32 +212,31 @@ def test_a_step_takes_what_its_messages_take_by_the_curve_or_by_the_one_size() -
     assert estimate_step(step, (), {}).step_us is None
 
 
-def test_times_that_do_not_grow_with_the_size_are_no_curve() -> None:
+def test_times_that_do_not_grow_with_the_size_are_no_curve(golden: Golden) -> None:
     """As of two workers that share one GPU: each call waits for its turn, and a larger one would be free."""
     samples = measured(plan("all_reduce"))
     for mine in samples.values():
         mine[:] = [waited(sample) for sample in mine]
     flat = report(plan("all_reduce"), samples)
     assert (len(flat.rows), flat.curves) == (len(SIZES), {})
-    assert "all_reduce: the time does not grow with the size; measure larger messages" in "\n".join(scan_lines(flat))
+    golden.check("lines_without_a_curve.txt", "\n".join(scan_lines(flat)))
 
 
-def test_rdma_is_not_held_against_tcp() -> None:
+def test_rdma_is_not_held_against_tcp(golden: Golden) -> None:
     slow_tcp = RawTcp(one=tuple(msgspec.structs.replace(one, gbit_per_s=0.3) for one in TCP.one))
     said = report(plan(), measured(plan(), nic="mlx5_0/1", backend="nccl"), tcp=slow_tcp)
     assert all(row.share_of_tcp is None for row in said.rows)
-    assert "line rate" in said.verdict.message
-    assert not any("TCP" in cause.message for cause in said.verdict.causes)
+    golden.check_findings("verdict_rdma", {"beside slow raw TCP": judged(said)})
 
 
-def test_a_single_node_uses_no_network() -> None:
+def test_a_single_node_uses_no_network(golden: Golden) -> None:
     alone = make.cluster(Node(name="a", slots=2))
     test = CollectiveTest(messages=scan_messages(["all_reduce"], SIZES))
     local = plan_launch(alone, test, facts(), "r", LaunchOptions(agent="agent.pyz"))
     both = measured(plan())
     said = report(local, {0: [*both[0], *both[1]]}, tcp=RawTcp())
     assert len(said.rows) == len(SIZES)
-    assert "no network used" in said.verdict.message
+    golden.check_findings("verdict_one_node", {"two workers": judged(said)})
 
 
 def test_what_a_node_makes_up_is_no_row() -> None:
@@ -270,6 +268,10 @@ def test_the_root_of_a_broadcast_is_nobodys_straggler() -> None:
         for one in samples[0]
     ]
     assert not any("straggler" in cause.message for cause in report(of, samples).verdict.causes)
+
+
+def judged(said: ScanReport) -> list[Finding]:
+    return [said.verdict, *said.verdict.causes]
 
 
 def over_two_ports(
@@ -309,15 +311,14 @@ def over_two_ports(
     return summarise_scan(of, known, TCP, samples, "/runs/r")
 
 
-def test_the_line_is_the_sum_of_the_rdma_ports_that_were_used() -> None:
+def test_the_line_is_the_sum_of_the_rdma_ports_that_were_used(golden: Golden) -> None:
     said = over_two_ports(log=True)
     assert said.link_gbit_per_s == 1.0
     assert (said.verdict.over_rdma, said.verdict.nics, said.verdict.code) == (True, 2, "ok")
-    assert said.verdict.message.startswith("network OK for a link of 1 Gbit/s (2 NICs together): ")
     # The counters alone saw one port.
     seen = over_two_ports(log=False)
     assert (seen.link_gbit_per_s, seen.verdict.code) == (0.5, "inconclusive")
-    assert "the data used more NICs, or a NIC reports too low a rate" in seen.verdict.causes[0].message
+    golden.check_findings("verdict_rdma_ports", {"by NCCL's log": judged(said), "by the counters": judged(seen)})
 
 
 def test_two_halves_of_one_port_carry_no_more_than_the_port() -> None:
@@ -328,26 +329,25 @@ def test_two_halves_of_one_port_carry_no_more_than_the_port() -> None:
     assert over_two_ports(log=True, **halves | {"board": None}).link_gbit_per_s == pytest.approx(1.26)
 
 
-def test_a_bond_below_rdma_is_named_where_it_is_slow() -> None:
+def test_a_bond_below_rdma_is_named_where_it_is_slow(golden: Golden) -> None:
     slow = over_two_ports(log=True, raw_gbit_per_s=0.25, ifname="bond0")
-    assert [cause.code for cause in slow.verdict.causes] == ["slow_raw_rdma", "bond"]
-    assert "the bond mlx5_0 and mlx5_1" in slow.verdict.causes[1].message
+    golden.check_findings("verdict_bond", {"ports below one": judged(slow)})
 
 
-def test_raw_rdma_stands_beside_what_went_over_rdma() -> None:
+def test_raw_rdma_stands_beside_what_went_over_rdma(golden: Golden) -> None:
     plain, raw = over_two_ports(log=True), over_two_ports(log=True, raw_gbit_per_s=0.25)
     assert plain.rdma_gb_per_s is None
     assert raw.rdma_gb_per_s == pytest.approx(0.25 / 8)
     assert raw.levels["raw RDMA"] == raw.rdma_gb_per_s
-    assert any("raw rdma: ib_write_bw 0.031 GB/s" in line for line in scan_lines(raw))
     # Half of the line: not all is well, however much of that the collective reaches.
     assert [cause.code for cause in raw.verdict.causes] == ["slow_raw_rdma"]
     failed = over_two_ports(log=True, raw_error="ib_write_bw did not answer within 20 s")
     assert (failed.rdma_gb_per_s, failed.verdict.code) == (None, "ok")
-    assert "raw rdma: from a to b: ib_write_bw did not answer within 20 s" in scan_lines(failed)
+    lines = {"a quarter of the link": scan_lines(raw), "no answer": scan_lines(failed)}
+    golden.check_texts("lines_raw_rdma", {case: "\n".join(told) for case, told in lines.items()})
 
 
-def test_two_interfaces_that_nccl_was_told_to_use_are_the_data_plane_together() -> None:
+def test_two_interfaces_that_nccl_was_told_to_use_are_the_data_plane_together(golden: Golden) -> None:
     of, samples = plan(), {}
     for rank, mine in measured(of, backend="nccl").items():
         lines = [
@@ -367,7 +367,7 @@ def test_two_interfaces_that_nccl_was_told_to_use_are_the_data_plane_together() 
     assert said.path is not None
     assert said.path.ok is True
     assert (said.link_gbit_per_s, said.verdict.nics) == (2.0, 2)
-    assert "NIC counters match the expected traffic (ens1f0, ens2f0" in said.path.findings[0].message
+    golden.check_findings("path_two_interfaces", {"both used": said.path.findings})
 
 
 def waited(sample: Sample) -> Sample:

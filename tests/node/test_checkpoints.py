@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from multinode.launch.restart import Checkpoint, CheckpointChoice, choose_checkpoint
+from multinode.launch.checkpoints import Checkpoint, CheckpointChoice, choose_checkpoint
 from multinode.node.run.checkpoints import look_at
 
 from .localnode import LocalNode
@@ -70,11 +70,26 @@ def test_the_newest_is_chosen_by_its_number(node: LocalNode, nodes: dict[str, Pa
     assert choose(node, nodes) == CheckpointChoice(name="checkpoint-100", step=100, max_steps=200)
 
 
+def test_only_the_newest_are_read_if_that_is_enough(node: LocalNode, nodes: dict[str, Path]) -> None:
+    code, (answer,) = node.call("checkpoints", {"directory": "output", "cwd": str(nodes["node0"]), "most": 1})
+    assert (code, [one["name"] for one in answer["checkpoints"]]) == (0, ["checkpoint-100"])
+
+
 def test_a_directory_that_is_not_there_has_none(node: LocalNode, tmp_path: Path) -> None:
     assert choose(node, dict.fromkeys(RANKS, tmp_path / "none")) == CheckpointChoice()
 
 
 _ALL = ("trainer_state.json", "optimizer.pt", "scheduler.pt", "model.safetensors.index.json", *SHARDS)
+
+
+def seen_on(nodes: dict[str, Path]) -> dict[str, tuple[Checkpoint, ...]]:
+    return {
+        node: tuple(
+            msgspec.convert({"name": one.name, **look_at(str(one))}, Checkpoint)
+            for one in sorted((home / "output").glob("checkpoint-[0-9]*"))
+        )
+        for node, home in nodes.items()
+    }
 
 
 @pytest.mark.parametrize("damage", ["removed", "cut", "emptied"])
@@ -85,27 +100,83 @@ _ALL = ("trainer_state.json", "optimizer.pt", "scheduler.pt", "model.safetensors
         *(("node1", name) for name in (*_ALL, "rng_state_2.pth", "rng_state_3.pth")),
     ],
 )
-def test_without_any_one_file_the_checkpoint_before_is_chosen(
+def test_a_file_that_a_node_lacks_is_copied_or_the_checkpoint_before_is_chosen(
     nodes: dict[str, Path], where: str, name: str, damage: str
 ) -> None:
-    path = nodes[where] / "output" / "checkpoint-100" / name
-    if damage == "removed":
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[: -7 if damage == "cut" else 0])
-    seen = {
-        node: tuple(
-            msgspec.convert({"name": one.name, **look_at(str(one))}, Checkpoint)
-            for one in sorted((home / "output").glob("checkpoint-[0-9]*"))
-        )
-        for node, home in nodes.items()
-    }
-    chosen = choose_checkpoint(seen, RANKS)
-    assert (chosen.name, chosen.step) == ("checkpoint-20", 20)
+    for node in nodes if name in _ALL else (where,):
+        path = nodes[node] / "output" / "checkpoint-100" / name
+        if damage == "removed":
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[: -7 if damage == "cut" else 0])
+    chosen = choose_checkpoint(seen_on(nodes), RANKS)
+    assert (chosen.name, chosen.step, chosen.copies) == ("checkpoint-20", 20, ())
     # Without its index, shards are weights of nobody.
     said = "weights" if (name, damage) == ("model.safetensors.index.json", "removed") else name
-    assert chosen.skipped["checkpoint-100"].startswith(f"{where}: ")
+    assert chosen.skipped["checkpoint-100"].startswith(f"{'node0' if name in _ALL else where}: ")
     assert said in chosen.skipped["checkpoint-100"]
+    if name not in _ALL:
+        return
+    # The other node has it whole.
+    other = "node1" if where == "node0" else "node0"
+    good = nodes[other] / "output" / "checkpoint-100" / name
+    good.write_bytes((nodes[other] / "output" / "checkpoint-20" / name).read_bytes())
+    if name == "trainer_state.json":
+        good.write_text(json.dumps({"global_step": 100, "max_steps": 200}))
+    chosen = choose_checkpoint(seen_on(nodes), RANKS)
+    assert (chosen.name, [(copy.source, copy.target) for copy in chosen.copies]) == ("checkpoint-100", [(other, where)])
+    assert name in chosen.copies[0].paths
+
+
+def test_shards_are_listed_with_their_sizes(node: LocalNode, tmp_path: Path) -> None:
+    folder = tmp_path / "output" / "checkpoint-4"
+    tag, fsdp = folder / "global_step4", folder / "optimizer_0"
+    for made in (tag, fsdp, folder / "runs"):
+        made.mkdir(parents=True)
+    (folder / "latest").write_text("global_step4")
+    (folder / "runs" / "not_looked_at.pt").write_text("x")
+    for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_1_mp_rank_00_optim_states.pt"):
+        archive(tag / name)
+    (tag / "zero_pp_rank_2_mp_rank_00_optim_states.pt").write_bytes(b"PK")
+    archive(fsdp / "__0_0.distcp")
+    (fsdp / ".metadata").write_bytes(b"\x80\x04 __0_0.distcp __1_0.distcp __0_0.distcp .")
+    code, (answer,) = node.call("checkpoints", {"directory": "output", "cwd": str(tmp_path)})
+    (found,) = msgspec.convert(answer, _Found).checkpoints
+    assert (code, found.tag, found.shards) == (
+        0,
+        "global_step4",
+        ("optimizer_0/__0_0.distcp", "optimizer_0/__1_0.distcp"),
+    )
+    sizes = {path: file.size_bytes for path, file in found.files.items()}
+    assert sizes == {
+        str(path.relative_to(folder)): path.stat().st_size
+        for path in folder.rglob("*")
+        if path.is_file() and path.parent.name != "runs"
+    }
+    assert {path: file.problem for path, file in found.files.items() if file.problem is not None} == {
+        "global_step4/zero_pp_rank_2_mp_rank_00_optim_states.pt": "File is not a zip file"
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "problem"),
+    [
+        ("latest", b"", "it is empty"),
+        ("latest", b"../other", "it names no folder of shards"),
+        ("optimizer_0/.metadata", b"", "it is empty"),
+        ("optimizer_0/.metadata", b"\x80\x04 __0_0.distcp", "it is truncated"),
+        ("optimizer_0/__0_0.distcp", b"", "it is empty"),
+        # One tensor, and part of the next.
+        ("optimizer_0/__0_0.distcp", b"PK\5\6" + bytes(18) + b"PK\3\4", "it is truncated"),
+    ],
+)
+def test_a_file_of_a_sharded_checkpoint_that_is_not_whole(tmp_path: Path, name: str, data: bytes, problem: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    found = look_at(str(tmp_path))
+    assert found["files"] == {name: {"size_bytes": len(data), "problem": problem}}
+    assert (found["tag"], found["shards"]) == (None, [])
 
 
 @pytest.mark.parametrize(
@@ -124,6 +195,6 @@ def test_weights_of_any_content_are_unreadable_and_not_an_error(tmp_path: Path, 
     (tmp_path / "trainer_state.json").write_bytes(b"[" * 100_000)
     (tmp_path / "optimizer.pt").mkdir()
     found = look_at(str(tmp_path))
-    assert sorted(name for name, problem in found["files"].items() if problem) == sorted(
+    assert sorted(name for name, file in found["files"].items() if file["problem"]) == sorted(
         path.name for path in tmp_path.iterdir()
     )

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import os
+import shutil
+import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import pytest
+from multinode.node.copies import wire
+from multinode.node.copies.exchange import ask_lacking, pack_digests, send_blocks
+from multinode.node.copies.wire import Pipe, Wire
+from multinode.node.manifest import BLOCK_BYTES, DIGEST_BYTES
+from tests.golden import Golden
 
 from .localnode import Conversation, LocalNode
 
@@ -24,39 +31,54 @@ def sha(data: bytes) -> str:
 
 
 def ask(files: dict[str, bytes], links: dict[str, str] | None = None, run_id: str = "r1") -> dict[str, Any]:
-    listed = [["f", path, len(data), 0o700 if path.startswith("bin/") else 0o600, 0] for path, data in files.items()]
-    return request([*listed, *(["l", *link] for link in (links or {}).items())], map(sha, files.values()), run_id)
+    listed = [["f", path, len(data), 0o700 if path.startswith("bin/") else 0o600, None] for path, data in files.items()]
+    return request([*listed, *(["l", *link] for link in (links or {}).items())], blocks_of(files), run_id)
 
 
-def request(entries: list[list[Any]], digests: Iterable[str], run_id: str = "r1") -> dict[str, Any]:
+def blocks_of(files: dict[str, bytes]) -> list[bytes]:
+    """Content of all blocks, in their order."""
+    return [data[at : at + BLOCK_BYTES] for data in files.values() for at in range(0, len(data), BLOCK_BYTES)]
+
+
+def request(entries: list[list[Any]], blocks: Iterable[bytes], run_id: str = "r1") -> dict[str, Any]:
     """With the directories of what is listed."""
     folders = {str(folder) for entry in entries for folder in PurePosixPath(entry[1]).parents} - {".", "/"}
     listed = [[0, "d", folder, 0o700] for folder in sorted(folders)] + [[0, entry[0], *entry[1:]] for entry in entries]
-    manifest = json.dumps({"roots": [0o700], "entries": listed})
-    return {"run_id": run_id, "manifest": manifest, "digests": list(digests)}
+    manifest = json.dumps({"roots": [0o700], "entries": listed}).encode()
+    digests = b"".join(hashlib.sha256(block).digest() for block in blocks)
+    said: list[bytes] = []
+    peer = Wire(Pipe(lambda piece: said.append(bytes(piece)), bytes))
+    peer.send(wire.MANIFEST, manifest)
+    peer.send(wire.DIGESTS, pack_digests(b"\1" * (len(digests) // DIGEST_BYTES), digests))
+    return {"run_id": run_id, "data": base64.b64encode(b"".join(said)).decode()}
 
 
-def send(talk: Conversation, files: dict[str, bytes], wanted: list[int]) -> int:
-    """Send what is wanted, in pieces; how many bytes that were."""
-    sent = 0
-    for number in wanted:
-        data = list(files.values())[number]
-        for at in range(0, len(data), 40_000):
-            piece = data[at : at + 40_000]
-            sent += len(piece)
-            talk.send({"file": number, "data": base64.b64encode(piece).decode()})
-    return sent
+def peer_of(talk: Conversation) -> Wire:
+    """The node's end of the channel."""
+
+    def send(piece: memoryview) -> None:
+        talk.send({"data": base64.b64encode(piece).decode()})
+
+    return Wire(Pipe(send, lambda: base64.b64decode(talk.take("data")["data"])))
+
+
+def items(blocks: list[bytes], numbers: list[int]) -> Iterator[tuple[int, bytes, memoryview]]:
+    for number in numbers:
+        yield number, hashlib.sha256(blocks[number]).digest(), memoryview(blocks[number])
 
 
 def copy(
     node: LocalNode, files: dict[str, bytes], links: dict[str, str] | None = None, run_id: str = "r1"
 ) -> list[str]:
-    """Copy a tree; the names that were sent."""
+    """Copy a tree; the names of the files of which something was sent."""
+    blocks = blocks_of(files)
     with node.talk("code", ask(files, links, run_id)) as talk:
-        wanted = talk.take("wanted")["files"]
-        send(talk, files, wanted)
-        assert talk.take("copied")["path"] == str(tree(node, run_id))
-    return [list(files)[number] for number in wanted]
+        peer = peer_of(talk)
+        lacking = ask_lacking(peer, len(blocks))
+        send_blocks(peer, items(blocks, lacking))
+        assert tree(node, run_id).is_dir()
+    names = [name for name, data in files.items() for _ in range(0, len(data), BLOCK_BYTES)]
+    return list(dict.fromkeys(names[number] for number in lacking))
 
 
 def tree(node: LocalNode, run_id: str = "r1") -> Path:
@@ -70,7 +92,7 @@ def left(node: LocalNode) -> list[str]:
 
 
 def test_the_tree_is_what_was_announced(node: LocalNode) -> None:
-    assert copy(node, FILES, LINKS) == list(FILES)
+    assert copy(node, FILES, LINKS) == [name for name, data in FILES.items() if data]
     made = tree(node)
     assert {path: (made / path).read_bytes() for path in FILES} == FILES
     assert {path: str((made / path).readlink()) for path in LINKS} == LINKS
@@ -92,86 +114,105 @@ def test_only_what_is_new_is_sent_and_equal_content_once(node: LocalNode) -> Non
     assert (tree(node, "r3") / "train.py").read_bytes() == (tree(node) / "train.py").read_bytes() == FILES["train.py"]
 
 
-def test_attempts_of_a_run_share_its_tree_and_other_code_is_refused_there(node: LocalNode) -> None:
+def test_attempts_of_a_run_share_its_tree_and_other_code_is_refused_there(node: LocalNode, golden: Golden) -> None:
     copy(node, FILES)
     (tree(node) / "checkpoint").write_text("of the first attempt")
     assert copy(node, FILES) == []
     assert (tree(node) / "checkpoint").read_text() == "of the first attempt"
-    assert "holds other code than this run's" in node.error("code", ask({"train.py": b"2"}))
+    said = node.error("code", ask({"train.py": b"2"})).replace(str(node.home), "HOME")
+    golden.check("code_of_another_run.txt", said + "\n")
 
 
-@pytest.mark.parametrize(
-    ("files", "links", "said"),
-    [
-        (["../x"], {}, "may not be copied"),
-        (["/etc/x"], {}, "may not be copied"),
-        (["a/../../x"], {}, "may not be copied"),
-        (["a/./x"], {}, "may not be copied"),
-        (["a//x"], {}, "may not be copied"),
-        ([""], {}, "may not be copied"),
-        (["a\0b"], {}, "may not be copied"),
-        (["a", "a"], {}, "may not be copied"),
-        (["a"], {"a": "b"}, "may not be copied"),
-        (["a", "a/b"], {}, "may not be copied"),
-        ([], {"l": "a", "l/x": "y"}, "may not be copied"),
-        (["a/.x.multinode-copy"], {}, "may not be copied"),
-        (["a"], {"../l": "a"}, "may not be copied"),
-        (["a"], {"l": "/etc/passwd"}, "leads elsewhere"),
-        (["a"], {"l": "../../x"}, "leads elsewhere"),
-        (["a"], {"d/l": "../../x"}, "leads elsewhere"),
+def test_no_path_and_no_link_leads_out_of_the_tree(node: LocalNode, golden: Golden) -> None:
+    trees: list[tuple[list[str], dict[str, str]]] = [
+        (["../x"], {}),
+        (["/etc/x"], {}),
+        (["a/../../x"], {}),
+        (["a/./x"], {}),
+        (["a//x"], {}),
+        ([""], {}),
+        (["a\0b"], {}),
+        (["a", "a"], {}),
+        (["a"], {"a": "b"}),
+        (["a", "a/b"], {}),
+        ([], {"l": "a", "l/x": "y"}),
+        (["a/.x.multinode-copy"], {}),
+        (["a"], {"../l": "a"}),
+        (["a"], {"l": "/etc/passwd"}),
+        (["a"], {"l": "../../x"}),
+        (["a"], {"d/l": "../../x"}),
         # Through another link, though its own words stay inside.
-        (["p/q/a"], {"p/q/top": "../..", "l": "p/q/top/../../x"}, "leads elsewhere"),
-    ],
-)
-def test_no_path_and_no_link_leads_out_of_the_tree(
-    node: LocalNode, files: list[str], links: dict[str, str], said: str
-) -> None:
-    entries: list[list[Any]] = [
-        *(["f", path, 1, 0o600, 0] for path in files),
-        *(["l", *link] for link in links.items()),
+        (["p/q/a"], {"p/q/top": "../..", "l": "p/q/top/../../x"}),
     ]
-    with node.talk("code", request(entries, [sha(b"x")] * len(files))) as talk:
-        talk.send({"file": 0, "data": base64.b64encode(b"x").decode()})
-        assert said in talk.read_all()[-1]["message"]
-    outside = [path for path in node.home.rglob("*") if ".multinode" not in path.parts]
-    assert (tree(node).exists(), left(node), outside) == (False, [], [])
+    told = ""
+    for files, links in trees:
+        entries: list[list[Any]] = [
+            *(["f", path, 1, 0o600, None] for path in files),
+            *(["l", *link] for link in links.items()),
+        ]
+        said = node.error("code", request(entries, [b"x"] * len(files)))
+        told += f"# {json.dumps([files, links])}\n  {said}\n"
+        outside = [path for path in node.home.rglob("*") if ".multinode" not in path.parts]
+        assert (tree(node).exists(), left(node), outside) == (False, [], [])
+    for run_id in ("../r", "", ".store", "a/b"):
+        told += f"# run id {run_id!r}\n  {node.error('code', ask(FILES, run_id=run_id))}\n"
+    golden.check("code_trees.txt", told)
 
 
-@pytest.mark.parametrize("run_id", ["../r", "", ".store", "a/b"])
-def test_a_run_id_is_no_path(node: LocalNode, run_id: str) -> None:
-    assert "not a run id" in node.error("code", ask(FILES, run_id=run_id))
+def test_what_was_not_announced_is_not_kept(node: LocalNode, golden: Golden) -> None:
+    train = FILES["train.py"]
+    sent = {
+        "other bytes": (0, train, b"other..."),
+        "another digest": (0, b"other...", b"other..."),
+        "more bytes": (0, train, b"print(1) and more"),
+        "a block that was not requested": (9, train, train),
+        "nothing": None,
+    }
+    told = ""
+    for case, block in sent.items():
+        with node.talk("code", ask(FILES)) as talk:
+            peer = peer_of(talk)
+            ask_lacking(peer, len(blocks_of(FILES)))
+            if block is not None:
+                number, digest, data = block
+                peer.send(wire.BLOCK, struct.pack(">Q32s", number, hashlib.sha256(digest).digest()), data)
+            peer.send(wire.DONE)
+            told += f"# {case}\n  {talk.read_all()[-1]['message']}\n"
+        assert (tree(node).exists(), left(node)) == (False, [])
+        assert not list((node.home / ".multinode" / "code" / ".store").iterdir())
+    for case, digests in (("more digests than blocks", [b"x", b"y"]), ("fewer", [])):
+        told += f"# {case}\n  {node.error('code', request([['f', 'a', 1, 0o600, None]], digests))}\n"
+    golden.check("code_blocks.txt", told)
 
 
-@pytest.mark.parametrize("digest", ["../../agent/x", "0" * 63, "G" * 64])
-def test_a_digest_is_no_path(node: LocalNode, digest: str) -> None:
-    assert "not a digest" in node.error("code", request([["f", "a", 1, 0o600, 0]], [digest]))
-
-
-@pytest.mark.parametrize(
-    ("pieces", "said"),
-    [
-        ([(0, b"other...")], "train.py changed while it was copied"),
-        ([(0, b"print(1) and more")], "is not what was announced"),
-        ([(1, b"print(1)")], "is not what was announced"),
-    ],
-)
-def test_what_was_not_announced_is_not_kept(node: LocalNode, pieces: list[tuple[int, bytes]], said: str) -> None:
-    with node.talk("code", ask(FILES)) as talk:
-        for number, data in pieces:
-            talk.send({"file": number, "data": base64.b64encode(data).decode()})
-        assert said in talk.read_all()[-1]["message"]
-    assert (tree(node).exists(), left(node)) == (False, [])
-
-
-def test_a_controller_that_goes_away_leaves_no_half_tree_and_what_came_is_not_sent_again(node: LocalNode) -> None:
-    with node.talk("code", ask(FILES)) as talk:
-        wanted = talk.take("wanted")["files"]
-        send(talk, FILES, wanted[:1])
-        talk.send({"file": 1, "data": base64.b64encode(b"a" * 100).decode()})
+def test_a_controller_that_goes_away_leaves_no_half_tree_and_what_came_is_not_sent_again(
+    node: LocalNode, golden: Golden
+) -> None:
+    large = {**FILES, "large": bytes(BLOCK_BYTES) + b"end"}
+    blocks = blocks_of(large)
+    with node.talk("code", ask(large)) as talk:
+        peer = peer_of(talk)
+        lacking = ask_lacking(peer, len(blocks))
+        assert lacking == [0, 1, 2, 3, 4]
+        for number, digest, view in items(blocks, [0, 3]):
+            peer.send(wire.BLOCK, struct.pack(">Q32s", number, digest), view)
         assert talk.hang_up() == 1
-        assert "the controller went away" in talk.records[-1]["message"]
+        golden.check("code_cut_off.txt", talk.records[-1]["message"] + "\n")
     assert (tree(node).exists(), left(node)) == (False, [])
-    assert copy(node, FILES) == list(FILES)[1:]
+    with node.talk("code", ask(large)) as talk:
+        assert ask_lacking(peer_of(talk), len(blocks)) == [1, 2, 4]
+
+
+def test_of_a_large_file_only_the_blocks_that_changed_are_sent_and_equal_ones_once(node: LocalNode) -> None:
+    first = {"large": b"a" * BLOCK_BYTES * 2 + b"b" * BLOCK_BYTES}
+    edited = {"large": first["large"] + b"c"}
+    for run_id, files, sent in (("r1", first, [0, 2]), ("r2", edited, [3])):
+        with node.talk("code", ask(files, run_id=run_id)) as talk:
+            peer = peer_of(talk)
+            lacking = ask_lacking(peer, len(blocks_of(files)))
+            assert lacking == sent
+            send_blocks(peer, items(blocks_of(files), lacking))
+        assert (tree(node, run_id) / "large").read_bytes() == files["large"]
 
 
 def test_what_is_damaged_in_the_store_is_sent_again(node: LocalNode) -> None:
@@ -182,7 +223,9 @@ def test_what_is_damaged_in_the_store_is_sent_again(node: LocalNode) -> None:
 
 
 def test_a_disk_without_room_is_said_before_anything_is_written(node: LocalNode) -> None:
-    assert "MiB are free" in node.error("code", request([["f", "a", 1 << 43, 0o600, 0]], [sha(b"x")]))
+    count = shutil.disk_usage(node.home).free // BLOCK_BYTES + 1000
+    asked = request([["f", "a", count * BLOCK_BYTES, 0o600, None]], itertools.repeat(b"x", count))
+    assert "MiB are free" in node.error("code", asked)
     assert [path.name for path in (node.home / ".multinode" / "code").rglob("*")] == [".store"]
 
 

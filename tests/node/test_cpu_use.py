@@ -5,10 +5,9 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from multinode.node.processes import list_processes
 from multinode.node.sample.sampler import Ticks, read_ticks
+from tests.golden import Golden, raised
 
 # Sleeps, works in a child that it waits for, in one that it leaves behind, and in one that still runs; then says so.
 FAMILY = """
@@ -96,8 +95,8 @@ def test_guest_time_is_not_counted_twice(tmp_path: Path) -> None:
     assert read_ticks(str(stat)) == Ticks(all=1000, idle=820, iowait=20, steal=20)
 
 
-def test_an_old_or_odd_kernel_is_an_error(tmp_path: Path) -> None:
+def test_an_old_or_odd_kernel_is_an_error(tmp_path: Path, golden: Golden) -> None:
     stat = tmp_path / "stat"
     stat.write_text("cpu 1 2 3\n")
-    with pytest.raises(ValueError, match="does not begin"):
-        read_ticks(str(stat))
+    errors = {"three columns": raised(ValueError, read_ticks, str(stat))}
+    golden.check_errors("cpu_no_ticks", errors, tmp_path)

@@ -23,6 +23,7 @@ from multinode.node.facts.files import (
 )
 from multinode.node.files import Mount, read_mounts
 from multinode.stats.unknown import Unknown
+from tests.golden import Golden, raised
 
 from .localnode import LocalNode
 
@@ -189,11 +190,20 @@ def test_of_the_models_config_numbers_and_its_architecture_are_sent(tmp_path: Pa
     assert read_model("model", str(tmp_path)) == config
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"a":' * 100_000, json.dumps({"a": "x" * 300_000})])
-def test_a_config_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
-    put(tmp_path, "model/config.json", text)
-    with pytest.raises(ValueError, match=r"config\.json is "):
-        read_model("model", str(tmp_path))
+def test_a_config_that_is_none_is_refused(tmp_path: Path, golden: Golden) -> None:
+    configs = {
+        "empty": "",
+        "a list": "[]",
+        "half a mapping": "{",
+        "too deep": '{"a":' * 100_000,
+        "too long": json.dumps({"a": "x" * 300_000}),
+    }
+
+    def refused(text: str) -> ValueError:
+        put(tmp_path, "model/config.json", text)
+        return raised(ValueError, read_model, "model", str(tmp_path))
+
+    golden.check_errors("no_config", {case: refused(text) for case, text in configs.items()}, tmp_path)
 
 
 def test_a_probe_compares_what_it_is_asked_to(node: LocalNode) -> None:

@@ -116,8 +116,8 @@ def test_a_file_of_samples_with_a_strange_name_is_passed_over_and_noted_once(nod
     assert {record["file"] for record in talk.records if record["kind"] == "chunk"} == {"log", "samples/node.jsonl"}
     records = [json.loads(line) for line in talk.data("samples/node.jsonl").splitlines()]
     notes = [record["message"] for record in records if record["kind"] == "note"]
-    assert [note for note in notes if "passed over" in note] == [
-        "samples in '..%2f.jsonl' and 3 more are passed over: no name of such a file"
+    assert [note for note in notes if "are ignored" in note] == [
+        "samples in '..%2f.jsonl' and 3 more are ignored: that is not the name of a samples file"
     ]
 
 

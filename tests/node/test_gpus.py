@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from multinode.node.facts.gpus import Holder, find_nvidia_smi, join_processes, parse_gpus, parse_processes, uses_gpu
+from tests.golden import Golden, raised
 
 # From nvidia_gpu_exporter's public capture of a desktop with an RTX 4080 SUPER, driver 595.71.05, under two ffmpeg
 # (its uuid is masked there): the columns that gpus.py asks for, without units as it asks.
@@ -102,8 +103,7 @@ def test_a_pid_of_this_machine_has_a_user_a_command_and_its_run_and_in_a_contain
         assert (process["run_id"], process["user"], process["command"]) == (None, None, None)
 
 
-@pytest.mark.parametrize("parse", [parse_gpus, parse_processes])
-def test_something_else_is_an_error(parse: object) -> None:
-    assert callable(parse)
-    with pytest.raises(ValueError, match="No devices"):
-        parse("No devices were found\n")
+def test_something_else_is_an_error(golden: Golden) -> None:
+    text = "No devices were found\n"
+    errors = {parse.__name__: raised(ValueError, parse, text) for parse in (parse_gpus, parse_processes)}
+    golden.check_errors("no_gpus", errors)

@@ -8,6 +8,7 @@ import pytest
 
 from multinode.node.facts.software import find_container, read_machine, read_processor_name
 from multinode.node.facts.unknown import Unknown
+from tests.golden import raised
 
 GIB = 1 << 30
 
@@ -85,5 +86,4 @@ def test_a_container_is_known_by_what_its_maker_leaves(tmp_path: Path, files: di
 
 def test_a_machine_is_no_container(tmp_path: Path) -> None:
     root = tree(tmp_path, {"proc/1/cgroup": "0::/init.scope\n", "proc/1/environ": "HOME=/\0"})
-    with pytest.raises(LookupError, match="no sign"):
-        find_container({}, root)
+    assert str(raised(LookupError, find_container, {}, root)) == "no sign of a container"

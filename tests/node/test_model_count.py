@@ -9,14 +9,19 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from multinode.job.job import parse_llamafactory
+from multinode.job.job import parse_training
 from multinode.model.model_count import COUNTED_KEYS, count_question
 from multinode.model.tensors import counted_model
 from multinode.node.facts import model_count
 from multinode.node.facts.model_count import digest_config, parse_count, query_count
 from multinode.node.programs import QueryFailed
+from multinode.records.samples import TokenWork
+from multinode.stats.unknown import Unknown
+from tests.golden import raised
 
 from .localnode import LocalNode
 
@@ -68,6 +73,7 @@ LORA = {"finetuning_type": "lora", "lora_rank": 8, "lora_target": "all"}
 JOBS: dict[str, dict[str, Any]] = {
     "full": {"finetuning_type": "full"},
     "lora": LORA,
+    "lora of rank 4": LORA | {"lora_rank": 4},
     "dora": LORA | {"use_dora": True},
     "additional": LORA | {"additional_target": "embed_tokens"},
 }
@@ -76,7 +82,7 @@ JOBS: dict[str, dict[str, Any]] = {
 def question_of(arguments: dict[str, Any], kind: str) -> dict[str, Any] | None:
     """As a controller asks about a job."""
     config = {"model_name_or_path": "m", "stage": "sft", **arguments}
-    return count_question(parse_llamafactory(json.dumps(config), "job.yaml"), {"model_type": kind})
+    return count_question(parse_training(json.dumps(config), "job.yaml"), {"model_type": kind})
 
 
 def question(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -98,8 +104,9 @@ BUILD = textwrap.dedent(
     """
     import json, os, sys
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="error")
-    counting, source, folder, asked = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+    counting, work, source, folder, asked = *sys.argv[1:5], json.loads(sys.argv[5])
     import torch
+    exec(work)
     exec(counting)
     exec(source)
     found = {}
@@ -112,6 +119,7 @@ BUILD = textwrap.dedent(
                 "counted": counted(question),
                 "parameters": sum(each.numel() for each in real),
                 "trainable": sum(each.numel() for each in real if each.requires_grad),
+                "work": token_work(weights_of(model), [model]),
             }
     print("\\nfound:" + json.dumps(found))
     """
@@ -125,7 +133,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for kind in MODELS:
         write_model(folder, kind)
     asked = {kind: {name: question(job)["arguments"] for name, job in JOBS.items()} for kind in MODELS}
-    argv = [sys.executable, "-c", BUILD, model_count.COUNTING, question({})["source"], str(folder), json.dumps(asked)]
+    sources = [model_count.COUNTING, *(question({})[name] for name in ("work", "source"))]
+    argv = [sys.executable, "-c", BUILD, *sources, str(folder), json.dumps(asked)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("found:"))
@@ -144,6 +153,48 @@ def test_every_architecture_is_counted_as_a_run_records_it(found: dict[str, Any]
     assert tensors.trainable == told["trainable"]
     assert sum(layer.all for layer in tensors.layers) + tensors.outside.all == told["parameters"]
     assert len(tensors.layers) >= TEXT["num_hidden_layers"]
+    # As the workers record it.
+    assert counted.work == msgspec.convert(told["work"], TokenWork | Unknown)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_count_tells_those_of_the_other_methods(found: dict[str, Any], kind: str) -> None:
+    full, lora, small = (
+        counted_model({"counted": found[f"{kind} {job}"]["counted"]}) for job in ("full", "lora", "lora of rank 4")
+    )
+    assert full is not None
+    assert lora is not None
+    assert small is not None
+    assert lora.with_method(4, 8) == small
+    assert replace(full, adapted=lora).with_method(4, None) == small
+    assert full.with_method(4, None) is None
+    # What else a framework freezes only a count of the whole training shows.
+    is_whole_known = isinstance(lora.work, TokenWork) and not lora.work.left_out
+    assert lora.with_method(None, 8) == (full if is_whole_known else None)
+    assert full.with_method(None, None) == full
+
+
+# Per token: of three layers attention's four matrices, the router and the experts that it is sent to; the output layer.
+ATTENTION, HEAD = 64 * 64 * 2 + 64 * 32 * 2, 64 * 1000
+
+
+@pytest.mark.parametrize(
+    ("kind", "active", "words"),
+    [
+        ("qwen3_moe", 3 * (ATTENTION + 64 * 8 + 2 * 3 * 64 * 32) + HEAD, "2 of 8"),
+        ("mixtral", 3 * (ATTENTION + 64 * 4 + 2 * 3 * 64 * 128) + HEAD, "2 of 4"),
+    ],
+)
+def test_of_a_mixture_of_experts_a_node_counts_what_is_active(
+    kind: str, active: int, words: str, tmp_path: Path
+) -> None:
+    asked, model = question({"finetuning_type": "full"}), write_model(tmp_path, kind)
+    answer = parse_count(query_count(sys.executable, str(model), asked, DEADLINE_S).answer())
+    counted = counted_model({"counted": answer})
+    assert counted is not None
+    assert isinstance(counted.work, TokenWork)
+    assert (counted.work.active, counted.work.experts) == (active, words)
+    assert counted.work.active < counted.tensors().parameters
 
 
 def test_a_node_answers_for_a_directory_with_a_config_alone(tmp_path: Path) -> None:
@@ -154,16 +205,17 @@ def test_a_node_answers_for_a_directory_with_a_config_alone(tmp_path: Path) -> N
     assert counted.hidden == TEXT["hidden_size"]
     # LLaMA-Factory freezes the vision tower; an adapter of rank 8 would train less.
     assert counted.tensors().trainable < counted.tensors().parameters
-    assert counted.small is not None
-    assert counted.small < counted.tensors().trainable
+    assert counted.adapted is not None
+    assert counted.adapted.has_adapter
+    assert counted.adapted.tensors().trainable < counted.tensors().trainable
 
 
 def test_a_model_that_cannot_be_built_says_why(tmp_path: Path) -> None:
     folder = tmp_path / "unheard"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "unheard_of"}')
-    with pytest.raises(QueryFailed, match="unheard_of"):
-        parse_count(query_count(sys.executable, str(folder), question({}), DEADLINE_S).answer())
+    answer = query_count(sys.executable, str(folder), question({}), DEADLINE_S).answer()
+    assert "unheard_of" in str(raised(QueryFailed, parse_count, answer))
 
 
 def test_code_of_the_models_directory_does_not_run_unless_the_job_trusts_it(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from multinode.node.rundir import RunDir
+from tests.golden import Golden
 
 from .localnode import SLEEPER, LocalNode, wait_until
 
@@ -109,16 +110,17 @@ def clean(node: LocalNode) -> tuple[list[str], list[str], dict[str, str | None]]
     )
 
 
-@pytest.mark.parametrize("watcher", ELSEWHERE.values(), ids=ELSEWHERE)
+@pytest.mark.parametrize("place", ELSEWHERE)
 def test_a_run_of_another_machine_is_over_only_when_its_status_says_so(
-    node: LocalNode, watcher: dict[str, Any]
+    node: LocalNode, place: str, golden: Golden
 ) -> None:
-    watcher = {**watcher, "pid": 2, "start_ticks": 1}
+    watcher = {**ELSEWHERE[place], "pid": 2, "start_ticks": 1}
     write_run(node, "theirs-1.0", watcher, "running")
     write_run(node, "theirs-2.0", watcher, "ended")
     assert clean(node)[:2] == (["theirs-2.0"], ["theirs-1.0"])
     assert clean(node)[2] == {"theirs-1.0": watcher.get("hostname", "unknown")}
-    assert "has only its directory" in node.error("follow", {"run_id": "theirs-1.0", "offsets": {}})
+    said = node.error("follow", {"run_id": "theirs-1.0", "offsets": {}})
+    golden.check(f"runs_of_{place.replace(' ', '_')}.txt", said.replace(HERE["hostname"], "HERE") + "\n")
     assert node.status("theirs-1.0") == {"state": "running"}
 
 
@@ -132,14 +134,17 @@ def test_a_run_of_this_machine_before_it_was_booted_anew_is_over(node: LocalNode
     node.stop()
 
 
-def test_a_container_of_this_name_on_this_kernel_is_another_one_while_its_watchers_live(node: LocalNode) -> None:
+def test_a_container_of_this_name_on_this_kernel_is_another_one_while_its_watchers_live(
+    node: LocalNode, golden: Golden
+) -> None:
     node.start(SLEEPER)
     place = node.run_dir() / "supervisor.json"
     ours = place.read_text()
     # As another container with the same name sees it: not in its own /proc.
     place.write_text(json.dumps({**json.loads(ours), "pid_namespace": "pid:[1]"}))
     assert clean(node)[:2] == ([], ["r"])
-    assert "has only its directory" in node.error("follow", {"run_id": "r", "offsets": {}})
+    said = node.error("follow", {"run_id": "r", "offsets": {}}).replace(HERE["hostname"], "HERE")
+    golden.check("runs_of_this_name.txt", said + "\n")
     place.write_text(ours)
     node.kill_watchers()
     place.write_text(json.dumps({**json.loads(ours), "pid_namespace": "pid:[1]"}))
@@ -189,5 +194,5 @@ def test_without_room_for_a_new_file_the_old_one_is_overwritten(run: RunDir, mon
         (Path(run.path) / f".{name}.json.{'00' * 8}.partial").mkdir()
     run.write("status.json", {"state": "ended"})
     assert run.read("status.json") == {"state": "ended"}
-    with pytest.raises(OSError, match="exists"):
+    with pytest.raises(FileExistsError):
         run.write("other.json", {})

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,16 @@ import pytest
 from multinode.node.facts.cgroups import MemoryReader
 from multinode.node.rundir import RunDir
 from multinode.node.sample.sampler import KernelLog, NodeSampler, parse_snmp
-from multinode.records.samples import CgroupSample, CpuSample, NicSample, NoteSample, TcpSample, parse_samples
+from multinode.records.samples import (
+    CgroupSample,
+    CpuSample,
+    ListeningSample,
+    NicSample,
+    NoteSample,
+    TcpSample,
+    parse_samples,
+)
+from tests.golden import Golden, raised
 
 from .localnode import LocalNode
 from .own_group import own_group
@@ -21,6 +31,14 @@ import time
 end = time.monotonic() + 2.6
 while time.monotonic() < end:
     pass
+"""
+# A child of the job listens on the first port after a while; nobody listens on the second.
+SERVING = """
+import os, socket, sys, time
+if os.fork() == 0:
+    time.sleep(0.4)
+    server = socket.create_server(("127.0.0.1", {port}))
+time.sleep(2.5)
 """
 # Sends over the loopback for a second.
 TALKING = """
@@ -53,7 +71,7 @@ def records(node: LocalNode, source: str, **changes: Any) -> list[dict[str, Any]
     with node.supervise(node.script(source), **changes) as talk:
         assert talk.read_all()[-1]["exit_code"] == 0
     lines = talk.data("samples/node.jsonl").splitlines()
-    kinds = (NicSample, CpuSample, TcpSample, CgroupSample, NoteSample)
+    kinds = (NicSample, CpuSample, TcpSample, CgroupSample, NoteSample, ListeningSample)
     samples = list(parse_samples(lines))
     assert len(samples) == len(lines)
     assert all(isinstance(sample, kinds) for sample in samples)
@@ -112,6 +130,15 @@ def test_what_goes_out_is_counted_by_nics_and_by_tcp(node: LocalNode) -> None:
     assert all(later["mono_ns"] > one["mono_ns"] for one, later in pairwise(nics))
 
 
+def test_a_server_is_told_of_once_when_the_job_itself_listens(node: LocalNode) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free, socket.create_server(("127.0.0.1", 0)) as taken:
+        port, other = free.getsockname()[1], taken.getsockname()[1]
+        free.close()
+        found = records(node, SERVING.format(port=port), serves=port)
+        assert [record["port"] for record in of_kind(found, "listening")] == [port]
+        assert of_kind(records(node, SERVING.format(port=port), run_id="r2", serves=other), "listening") == []
+
+
 def test_control_groups_are_sampled_or_missed_in_one_note(node: LocalNode) -> None:
     found = records(node, "import time; time.sleep(1.3)", sample_interval_s=0.2)
     limits = of_kind(found, "cgroup")
@@ -139,9 +166,9 @@ def test_sent_and_resent_segments_are_found_by_their_names() -> None:
     assert parse_snmp(SNMP) == {"kind": "tcp", "sent_segments": 1201337, "retransmitted_segments": 421}
 
 
-def test_a_kernel_that_says_nothing_of_tcp_is_an_error() -> None:
-    with pytest.raises(ValueError, match="not enough values"):
-        parse_snmp("Udp: InDatagrams\nUdp: 12\n")
+def test_a_kernel_that_says_nothing_of_tcp_is_an_error(golden: Golden) -> None:
+    without = raised(ValueError, parse_snmp, "Udp: InDatagrams\nUdp: 12\n")
+    golden.check_errors("snmp_without_tcp", {"only UDP": without})
 
 
 def logged(message: str) -> bytes:

@@ -54,6 +54,8 @@ def test_the_worst_is_named_and_the_intervals_are_counted() -> None:
     assert found.median_error == pytest.approx(0.03)
     assert found.worst is not None
     assert found.worst.name == "c"
+    assert found.outcome.code == "checked"
+    assert found.outcome.figures == pytest.approx({"runs": 3, "median_error": 0.03, "worst_error": 0.2})
     assert found.coverage == pytest.approx(2 / 3)
 
 
@@ -61,3 +63,4 @@ def test_of_nothing_there_is_no_error() -> None:
     for nothing in ([], [trial("stuck", 10, 0)]):
         found = back_test(nothing)
         assert (found.median_error, found.worst, found.coverage) == (None, None, None)
+        assert found.outcome.code == "not-checked"

@@ -3,7 +3,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from multinode.errors import UsageError
 from multinode.predict.calibration import Calibration, CalibrationRun, calibrate, calibrate_without_single
 from multinode.predict.cost_model import Scenario
 from multinode.predict.network_model import Link, NetworkModel
@@ -15,6 +14,7 @@ from multinode.stats.unknown import Unknown, known
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work, fit_curve
 from tests import make
+from tests.golden import Golden, error_of
 from tests.levers.compressed import compressed
 
 ONE, TWO = Layout(nodes=1, workers_per_node=2), Layout(nodes=2)
@@ -193,13 +193,20 @@ def test_a_run_that_was_not_to_overlap_tells_nothing_of_the_overlap() -> None:
     assert calibrate(CalibrationRun.of(summary(SPLIT), ONE), WORK, NETWORK, several).costs.overlap is None
 
 
-def test_runs_that_cannot_tell_are_refused() -> None:
-    with pytest.raises(UsageError, match="run r1 ran on 2 nodes"):
-        calibrate(CalibrationRun.of(summary(SPLIT), TWO), WORK, NETWORK)
-    with pytest.raises(UsageError, match="measured on one node, which says nothing about a network"):
-        calibrate(CalibrationRun.of(summary(SPLIT), ONE), WORK, NetworkModel(link=NETWORK.link, layout=ONE))
-    with pytest.raises(UsageError, match="has no samples/s for a prediction: the training does not say it"):
-        calibrate(CalibrationRun.of(summary(SPLIT, samples_per_s=None), ONE), WORK, NETWORK)
+def test_runs_that_cannot_tell_are_refused(golden: Golden) -> None:
+    one = CalibrationRun.of(summary(SPLIT), ONE)
+    alone = NetworkModel(link=NETWORK.link, layout=ONE)
+    mute = CalibrationRun.of(summary(SPLIT, samples_per_s=None), ONE)
+    unsplit = CalibrationRun.of(summary(None), TWO)
+    golden.check_errors(
+        "refused_calibration",
+        {
+            "a run on two nodes": error_of(calibrate, CalibrationRun.of(summary(SPLIT), TWO), WORK, NETWORK),
+            "an nccl-test of one node": error_of(calibrate, one, WORK, alone),
+            "no speed": error_of(calibrate, mute, WORK, NETWORK),
+            "no split": error_of(calibrate_without_single, unsplit, WORK, NETWORK),
+        },
+    )
 
 
 def test_several_nodes_alone_tell_their_own_work_less_what_was_exposed() -> None:
@@ -209,8 +216,6 @@ def test_several_nodes_alone_tell_their_own_work_less_what_was_exposed() -> None
     assert (found.local_ms, found.layout) == (0, Layout(nodes=1))
     assert "minus its 30 ms of exposed communication" in found.notes[0]
     assert found.doubts[0].part == "compute"
-    with pytest.raises(UsageError, match="does not show the cost of a step without the network: nobody looked"):
-        calibrate_without_single(CalibrationRun.of(summary(None), TWO), WORK, NETWORK)
 
 
 FOUR = Layout(nodes=2, workers_per_node=2)

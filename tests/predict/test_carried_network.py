@@ -99,7 +99,7 @@ def test_without_a_sweep_the_link_is_filled() -> None:
     assert took_ms(stated, GIGABIT) == pytest.approx(SIZE / GIGABIT.goodput_gb_per_s / 1e6)
     doubts = network_doubts(stated, [CALL], GIGABIT, TWO)
     (doubt,) = doubts
-    assert doubt.message.startswith("no collective was measured: only the link rate is known, of which overlay")
+    assert doubt.message.startswith("no collective was measured; only the link rate is known, of which overlay")
 
 
 @pytest.mark.parametrize(

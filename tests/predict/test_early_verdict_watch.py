@@ -15,12 +15,30 @@ from multinode.profile.throughput import measure_throughput
 from multinode.records.run import EarlyVerdict
 from multinode.stats.unknown import known
 from multinode.traffic.step_calls import Strategy
+from tests.golden import Golden
 from tests.profile.made_up_steps import MadeUp, always
 from tests.profile.running import TOTAL_STEPS, Recorded, keep_running, recorded
 
 # Of one node: compute, data, optimizer and host of MadeUp.
 ALONE_MS = 100 + 2 + 5 + 1
 SLOW = MadeUp(steps=15, transfer_ms=always(1000.0))
+
+
+def codes(verdict: EarlyVerdict) -> list[str]:
+    return [finding.code for finding in verdict.findings]
+
+
+def test_what_is_said_of_a_verdict(golden: Golden, tmp_path: Path) -> None:
+    fast = MadeUp(steps=15, transfer_ms=always(5.0))
+    shared = MadeUp(steps=15, transfer_ms=always(1000.0), told_by="host")
+    cases = {
+        "one node is faster": judged(tmp_path / "slow", SLOW),
+        "two nodes are faster": judged(tmp_path / "fast", fast, link_gbit_per_s=10.0),
+        "waits for cores": judged(tmp_path / "busy", msgspec.structs.replace(SLOW, core_wait_ms=always(10.0, r1=30.0))),
+        "sharded": judged(tmp_path / "sharded", shared, strategy=Strategy.ZERO3),
+        "unknown": judged(tmp_path / "unknown", MadeUp(steps=15, told_by="nothing", device="cuda")),
+    }
+    golden.check_findings("early_verdict", {name: verdict.findings for name, verdict in cases.items()})
 
 
 def judged(root: Path, made_up: MadeUp | Recorded, **kept: object) -> EarlyVerdict:
@@ -46,14 +64,12 @@ def test_after_15_steps_over_a_slow_link_one_node_is_faster_and_what_is_left_is_
     assert (verdict.memory, verdict.favours_one_node, verdict.is_certain) == ("fits", True, False)
     assert verdict.best is not None
     assert verdict.best.speedup.value > 2
-    assert verdict.sentence.startswith(
-        "Early verdict (15 steps): 1 node is 5.1x faster than 2 (4.9x to 5.4x), with the"
-    )
-    assert " with the same workers per node. Left: 18 min 11 s on 2 nodes" in verdict.sentence
-    assert "3 min 32 s on node0 alone" in verdict.sentence
-    at_the_end = verdict_line(verdict, TOTAL_STEPS)
-    assert " with the same workers per node. Best change: " in at_the_end
-    assert "Left" not in at_the_end
+    assert codes(verdict) == ["one-node-faster", "time-left"]
+    assert verdict.findings[0].figures == pytest.approx({"speedup": speedup, "low": low, "high": high}, rel=0.01)
+    left = {"left_s": left_s, "one_node_left_s": left_s / speedup}
+    assert verdict.findings[1].figures == pytest.approx(left, rel=0.02)
+    assert ". Best change: " in verdict_line(verdict, TOTAL_STEPS)
+    assert "Left" not in verdict_line(verdict, TOTAL_STEPS)
 
 
 def test_a_verdict_may_end_a_run_from_120_measured_steps_on(tmp_path: Path) -> None:
@@ -111,7 +127,7 @@ def test_over_a_fast_link_two_nodes_are_faster_and_nothing_is_stopped(tmp_path: 
     assert verdict.one_node is not None
     assert verdict.one_node.speedup.value == pytest.approx((ALONE_MS + 5) / ALONE_MS / 2, rel=0.01)
     assert not verdict.is_certain
-    assert "2 nodes are 1.91x faster than 1" in verdict.sentence
+    assert codes(verdict)[0] == "all-nodes-faster"
 
 
 def test_a_slow_second_node_is_not_slow_compute_of_the_first(tmp_path: Path) -> None:
@@ -156,8 +172,9 @@ def test_work_that_waited_for_a_core_may_take_less_on_one_node(tmp_path: Path) -
     # A quarter of the forward pass, the optimizer and the host, hence of the backward pass: of 106 ms, and 2 of data.
     assert usual.core_wait_ms is None
     assert disturbed.core_wait_ms == pytest.approx(106 * 10 / (100 / 3 + 6))
-    assert "wide" not in usual.sentence
-    assert disturbed.sentence.endswith(". The interval is wide: workers of node0 waited 26.9 ms of a step for a core")
+    assert codes(usual) == ["one-node-faster", "time-left"]
+    assert codes(disturbed) == ["one-node-faster", "time-left", "core-wait"]
+    assert disturbed.findings[2].figures == {"core_wait_ms": disturbed.core_wait_ms}
     low, high = disturbed.one_node.speedup.bounds
     assert low == pytest.approx(usual.one_node.speedup.low, rel=0.02)
     assert 1.2 < high / usual.one_node.speedup.high < 108 / (108 - 26.9)
@@ -166,14 +183,15 @@ def test_work_that_waited_for_a_core_may_take_less_on_one_node(tmp_path: Path) -
 def test_where_exposed_communication_is_unknown_that_is_said_and_nothing_is_certain(tmp_path: Path) -> None:
     verdict = judged(tmp_path, MadeUp(steps=15, told_by="nothing", device="cuda"))
     assert (verdict.one_node, verdict.is_certain) == (None, False)
-    assert verdict.reason.startswith("exposed communication is unknown: ")
-    assert "unknown whether 1 node would be faster than 2" in verdict.sentence
+    (found,) = verdict.findings
+    assert found.code == "unknown"
+    assert str(found.figures["reason"]).startswith("exposed communication is unknown: ")
 
 
 def test_where_nodes_average_now_and_then_the_first_steps_say_nothing(tmp_path: Path) -> None:
     verdict = judged(tmp_path, SLOW, levers=Levers(averaging=Averaging(every=16)))
     assert (verdict.one_node, verdict.is_certain) == (None, False)
-    assert verdict.reason.startswith("nodes average every 16 steps")
+    assert str(verdict.findings[0].figures["reason"]).startswith("nodes average every 16 steps")
 
 
 def test_where_sharding_leaves_the_memory_of_one_node_unknown_nothing_is_certain(tmp_path: Path) -> None:
@@ -182,7 +200,7 @@ def test_where_sharding_leaves_the_memory_of_one_node_unknown_nothing_is_certain
     assert verdict.one_node is not None
     assert verdict.one_node.speedup.low > 1
     assert (verdict.memory, verdict.is_certain) == ("unknown", False)
-    assert verdict.sentence.endswith("It is unknown whether it fits one node's memory")
+    assert codes(verdict)[-1] == "memory-unknown"
 
 
 def test_before_15_steps_of_all_workers_there_is_none(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from multinode.stats.estimate import exactly
 from multinode.stats.unknown import UNMEASURED, Unknown, known
 from multinode.traffic.algorithms import Layout
 from multinode.traffic.step_calls import Strategy
+from tests.golden import Golden, error_of
 from tests.levers.compressed import compressed
 from tests.predict.stored import (
     BYTES,
@@ -80,15 +81,10 @@ def test_without_a_sweep_the_stated_rate_counts_and_that_is_said() -> None:
 
 def test_a_link_that_no_nic_tells_must_be_named() -> None:
     runs = [training_record("one", 1, None), training_record("two", 2, None)]
-    with pytest.raises(UsageError, match="the speed of the network") as refused:
-        gather(runs)
-    assert "--link-measured" in (refused.value.hint or "")
     assert gather(runs, link_measured=2.5).today.link.gbit_per_s == 2.5
     # What a NIC does say comes before it.
     assert gather([ONE, TWO, SWEEP], link_measured=2.5).today.link.gbit_per_s == 1.0
     assert gather([ONE, TWO], link_measured=2.5).calibration.network.link.gbit_per_s == 1.0
-    with pytest.raises(UsageError, match="does not report its link rate"):
-        gather([*runs, sweep_record("sweep", None)])
 
 
 def test_without_one_node_its_own_work_is_what_the_others_did_not_wait_for() -> None:
@@ -102,8 +98,6 @@ def test_without_one_node_its_own_work_is_what_the_others_did_not_wait_for() -> 
 def test_where_the_others_do_not_tell_either_a_stored_run_on_one_node_is_taken() -> None:
     silent = training_record("two", 2, exposed_ms=None)
     assert gather([silent, SWEEP], [ONE]).sources[0] == "one node: run one"
-    with pytest.raises(UsageError, match="does not show the cost of a step without the network"):
-        gather([silent, SWEEP])
 
 
 def test_one_node_alone_is_asked_about_the_nodes_of_the_sweep() -> None:
@@ -122,8 +116,6 @@ def test_an_nccl_test_alone_finds_the_newest_training_on_its_nodes() -> None:
         "one node: run one",
         "2 nodes: run two",
     )
-    with pytest.raises(UsageError, match="no training on its nodes is stored"):
-        gather([SWEEP])
 
 
 def test_of_repeats_the_middle_one_counts() -> None:
@@ -151,19 +143,10 @@ def test_what_repeats_differ_by_counts_where_it_is_more_than_their_steps_scatter
     assert "its repeats differ by 30%" in [doubt.message for doubt in row.doubts]
 
 
-def test_runs_of_different_trainings_are_refused() -> None:
-    other = training_record("other", 2, job={"cutoff_len": 512})
-    with pytest.raises(UsageError, match=r"runs one and other trained differently \(sequence_length 128 and 512\)"):
-        gather([ONE, other, SWEEP])
-
-
 def test_runs_of_other_data_are_of_another_training_where_both_are_known() -> None:
     other = training_record("other", 1, job={"dataset": "long_ones"})
-    with pytest.raises(UsageError, match=r"runs other and two trained differently \(dataset long_ones and made_up\)"):
-        gather([other, TWO, SWEEP])
     silent = training_record("two", 2, exposed_ms=None)
-    with pytest.raises(UsageError, match="does not show the cost of a step without the network"):
-        gather([silent, SWEEP], [other])
+    assert error_of(gather, [silent, SWEEP], [other]).message == error_of(gather, [silent, SWEEP]).message
     unknown = training_record("unknown", 1, job={"dataset": None})
     assert gather([silent, SWEEP], [unknown]).sources[0] == "one node: run unknown"
 
@@ -178,15 +161,6 @@ def test_a_run_of_another_strategy_does_not_give_its_overlap_to_one_that_is_held
     assert held["two"].calibration.residual == Residual()
 
 
-def test_a_run_without_speed_is_refused_with_its_reason() -> None:
-    mute = renamed(ONE, samples_per_s=Unknown("the training does not say it"))
-    with pytest.raises(UsageError, match="run one has no samples/s for a prediction: the training does not say"):
-        gather([mute])
-    assert ONE.summary is not None
-    with pytest.raises(UsageError, match="implausible"):
-        gather([renamed(ONE, split=msgspec.structs.replace(ONE.summary.split, mean=bad_mean())), SWEEP])
-
-
 def bad_mean() -> object:
     assert ONE.summary is not None
     assert ONE.summary.split.mean is not None
@@ -196,16 +170,11 @@ def bad_mean() -> object:
 def test_a_script_is_predicted_from_what_its_workers_called() -> None:
     call = SeenCall(op="all_reduce", ranks=2, nodes=2, backend="gloo", size_bytes=BYTES, count=1.0, source="ddp")
     record = renamed(training_record("script", 2, exposed_ms=comm_ms(1.0), model=None), comm=Comm(calls=(call,)))
-    plan = msgspec.structs.replace(record.plan, engine="torchrun", job="train.py")
+    plan = msgspec.structs.replace(record.plan, engine="torchrun", job="train.py", framework="", config_path="")
     found = gather([record.having(plan=plan), SWEEP])
     (known,) = found.calibration.work.calls[Strategy.DDP]
     assert (known.size_bytes, known.times, known.per_micro_batch) == (BYTES, 1.0, False)
     assert found.subject.job is None
-
-
-def test_without_files_and_calls_it_is_said_what_is_not_known() -> None:
-    with pytest.raises(UsageError, match=r"the communication of run two is unknown.*config\.json could not be read"):
-        gather([training_record("two", 2, model=None), SWEEP])
 
 
 def test_where_micro_batches_were_not_counted_the_file_says_how_many() -> None:
@@ -261,15 +230,29 @@ def test_a_step_that_takes_no_time_is_no_training(step_ms: float) -> None:
         gather([renamed(ONE, step_time_ms=StepTimes(median=exactly(step_ms), p95=step_ms, cv=0.0)), SWEEP])
 
 
-def test_a_sweep_on_one_node_or_with_absurd_times_is_refused() -> None:
-    with pytest.raises(UsageError, match="ran on one node"):
-        gather([ONE, sweep_record("sweep", nodes=1)])
+def test_records_of_which_nothing_can_be_predicted_are_refused(golden: Golden) -> None:
+    assert ONE.summary is not None
     assert SWEEP.sweep is not None
-    curve = SWEEP.sweep.curves["all_reduce"]
-    odd = msgspec.structs.replace(curve, points=((0, 1.0), (1, -1.0)))
+    unlinked = [training_record("one", 1, None), training_record("two", 2, None)]
+    odd = msgspec.structs.replace(SWEEP.sweep.curves["all_reduce"], points=((0, 1.0), (1, -1.0)))
     report = msgspec.structs.replace(SWEEP.sweep, curves={"all_reduce": odd})
-    with pytest.raises(UsageError, match="nccl-test sweep cannot be used"):
-        gather([ONE, SWEEP.having(results={load_scan: report})])
+    other = training_record("other", 2, job={"cutoff_len": 512})
+    long = training_record("other", 1, job={"dataset": "long_ones"})
+    cases = {
+        "no rate of the link": unlinked,
+        "no rate of the nccl-test's link": [*unlinked, sweep_record("sweep", None)],
+        "nothing is known about the exposed part": [training_record("two", 2, exposed_ms=None), SWEEP],
+        "an nccl-test alone": [SWEEP],
+        "other settings": [ONE, other, SWEEP],
+        "other data": [long, TWO, SWEEP],
+        "no speed": [renamed(ONE, samples_per_s=Unknown("the training does not say it"))],
+        "an absurd split": [renamed(ONE, split=msgspec.structs.replace(ONE.summary.split, mean=bad_mean())), SWEEP],
+        "an absurd speed": [ONE, renamed(training_record("two", 2), samples_per_s=exactly(-1.0)), SWEEP],
+        "no files and no calls": [training_record("two", 2, model=None), SWEEP],
+        "an nccl-test of one node": [ONE, sweep_record("sweep", nodes=1)],
+        "an absurd nccl-test": [ONE, SWEEP.having(results={load_scan: report})],
+    }
+    golden.check_errors("refused_evidence", {case: error_of(gather, records) for case, records in cases.items()})
 
 
 def test_the_evidence_is_the_same_whichever_way_it_is_asked() -> None:

@@ -45,7 +45,7 @@ def test_a_link_is_told_no_sharper_than_it_is_known(needed: Needed, said: str) -
         ),
         (
             Needed(value=8, low=8, message="as it is now"),
-            "8 (8 to more than can be tried); at 8 as it is now",
+            "8 (8 to an unknown maximum); at 8 as it is now",
         ),
         (Needed(message="no accumulation is enough"), "no accumulation is enough"),
         # As releases before ranges stored it.

@@ -98,9 +98,10 @@ def test_nodes_that_use_their_network_badly_are_told_so_and_in_which_way(forecas
     titan = short["titan-708-faulty"].shortfall
     assert titan is not None
     assert (
-        titan.message == "4.0x slower than 3,200 Gbit/s over RDMA allow: as from about 75 Gbit/s, as with TCP sockets"
+        titan.message
+        == "4.0x slower than 3,200 Gbit/s over RDMA allows: the speed matches about 75 Gbit/s, or TCP sockets"
     )
-    assert titan.hint == "is NCCL using RDMA, on every NIC? multinode nccl-test"
+    assert titan.hint == "check whether NCCL uses RDMA on every NIC: multinode nccl-test"
     # The likely case stays as certain as it was.
     assert short["titan-708-faulty"].scenarios[0].samples_per_s.low > 25
 

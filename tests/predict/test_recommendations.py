@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from multinode.cli.main import build_app
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.errors import UsageError
 from multinode.model.workload import JobSettings, Workload
 from multinode.predict.advice import Recommendations, shortlist
 from multinode.predict.recommendations import advise_runs, measured_job
@@ -23,6 +22,7 @@ from multinode.records.run import Run, new_run
 from multinode.records.run_directory import RunDirectory
 from multinode.traffic.step_calls import Strategy, TrafficInputs, Work
 from tests import make
+from tests.golden import Golden, error_of
 from tests.predict.stored import on_four
 
 NAMES = ("a", "b")
@@ -181,29 +181,30 @@ def test_one_node_that_was_measured_on_other_gpus_is_no_option_for_the_hostfile_
     assert found["4 workers on each node"].change is None
 
 
-def test_the_job_that_was_measured_is_taken_from_its_run(tmp_path: Path) -> None:
+def test_the_job_that_was_measured_is_taken_from_its_run(tmp_path: Path, golden: Golden) -> None:
     keep(tmp_path, "one", 1, 0)
     two = keep(tmp_path, "two", 2, 1181)
     recommendations = advise_runs(tmp_path, ["one", "two"])
-    with pytest.raises(UsageError, match="the measured job is a script, or not stored with its runs"):
-        measured_job(tmp_path, ["one", "two"], recommendations.settings)
+    script = error_of(measured_job, tmp_path, ["one", "two"], recommendations.settings)
     keep_job(two)
     job = measured_job(tmp_path, ["one", "two"], recommendations.settings)
     assert (job.config["max_steps"], job.config_path) == (35, "job.yaml")
     plan = two.read("plan.json", LaunchPlan)
     assert plan is not None
     two.write("plan.json", changed(plan, config_path="my configs/job.yaml"))
-    assert advise_runs(tmp_path, ["one", "two"]).job == "my configs/job.yaml"
+    command = advise_runs(tmp_path, ["one", "two"]).command
+    assert command is not None
+    assert command.job == ("my configs/job.yaml",)
     # A name that could be the hub's is a directory, as it was found to be.
     assert job.local_paths == ("tiny",)
     workload = two.read("workload.json", Workload)
     assert workload is not None
-    with pytest.raises(UsageError, match="the measured job"):
-        measured_job(tmp_path, ["one", "two"], changed(workload.settings, accumulation=4))
+    error_of(measured_job, tmp_path, ["one", "two"], changed(workload.settings, accumulation=4))
+    golden.check_errors("refused_jobs", {"a script": script})
 
 
 @pytest.mark.parametrize("judge", ["speed", "loss"])
-def test_a_tuning_from_runs_takes_their_job_and_refuses_another(tmp_path: Path, judge: str) -> None:
+def test_a_tuning_from_runs_takes_their_job_and_refuses_another(tmp_path: Path, judge: str, golden: Golden) -> None:
     keep(tmp_path, "one", 1, 0)
     keep_job(keep(tmp_path, "two", 2, 1181))
     hosts, other = tmp_path / "hosts", tmp_path / "other.yaml"
@@ -214,14 +215,16 @@ def test_a_tuning_from_runs_takes_their_job_and_refuses_another(tmp_path: Path, 
         words = ("--from", "one", "--from", "two", "--judge", judge, "--hosts", str(hosts), "--dry-run", *more)
         advise_on_the_command_line(tmp_path, *words, verb="tune")
 
-    with pytest.raises(UsageError, match="none of the changes can be tried"):
-        tune("--pick", "nothing like this")
-    with pytest.raises(UsageError, match="not the measured job: accumulation is 4, but 1 was measured"):
-        tune(str(other))
-    with pytest.raises(UsageError, match="not the measured job: model is 'other'"):
-        tune("--set", "model_name_or_path=other")
-    with pytest.raises(UsageError, match="not the measured job: workers per node is 2, but 1 was measured"):
-        tune("--workers-per-node", "2")
+    cases = (
+        (str(other),),
+        ("--set", "model_name_or_path=other"),
+        ("--workers-per-node", "2"),
+    )
+    golden.check_errors(
+        "refused_tune",
+        {" ".join(words).replace(str(tmp_path), "DIR"): error_of(tune, *words) for words in cases},
+        tmp_path,
+    )
 
 
 def test_another_link_has_other_advice(tmp_path: Path) -> None:
@@ -253,7 +256,7 @@ def test_the_command_prints_a_table_or_one_document(tmp_path: Path) -> None:
     shown = advise_on_the_command_line(tmp_path, "one", "two", "--top", "50")
     assert "--set gradient_accumulation_steps=8" in shown
     document = json.loads(advise_on_the_command_line(tmp_path, "one", "two", "--json"))
-    assert document["schema"] == "multinode.advise/2"
+    assert document["schema"] == "multinode.advise/3"
     recommendations = msgspec.convert(document, Recommendations)
     assert recommendations == advise_runs(tmp_path, ["one", "two"])
     names = [
@@ -263,16 +266,8 @@ def test_the_command_prints_a_table_or_one_document(tmp_path: Path) -> None:
     assert names == [one.name for one in recommendations.advice[:2]]
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--link", "fast"], "--link: 'fast' is not a link rate"),
-        (["--link", "1000tbit"], "--link 1000tbit: not a possible link rate"),
-        (["--job", "job.yaml"], "no such option: --job"),
-        (["nothing"], "no run begins with 'nothing'"),
-    ],
-)
-def test_what_cannot_be_asked_is_one_clear_error(tmp_path: Path, args: list[str], message: str) -> None:
+def test_what_cannot_be_asked_is_refused(tmp_path: Path, golden: Golden) -> None:
     keep(tmp_path, "one", 1, 0)
-    with pytest.raises(UsageError, match=message):
-        advise_on_the_command_line(tmp_path, *args)
+    lines = ("--link fast", "--link 1000tbit", "--job job.yaml", "nothing")
+    refused = {line: error_of(advise_on_the_command_line, tmp_path, *line.split()) for line in lines}
+    golden.check_errors("refused_advise", refused, tmp_path)

@@ -7,16 +7,18 @@ import msgspec
 import pytest
 
 from multinode.cluster.facts import UNASKED, NodeFacts
-from multinode.errors import MultinodeError, UsageError
+from multinode.errors import MultinodeError
+from multinode.job.job import parse_training
 from multinode.launch.one_node import lacks_one_node
 from multinode.model.workload import Workload
 from multinode.predict.forecast import ForecastRequest
-from multinode.predict.request import evidence_of, forecast_benchmarks, forecast_runs
+from multinode.predict.request import command_of, evidence_of, forecast_benchmarks, forecast_runs
 from multinode.predict.run_selection import Record
 from multinode.records.run import VERDICT_FILE, Run, RunSteps
 from multinode.records.run_directory import RunDirectory
 from multinode.stats.unknown import Entries
 from tests import make
+from tests.golden import Golden, error_of
 from tests.predict.stored import comm_ms, sweep_record, training_record
 
 
@@ -67,12 +69,21 @@ def test_a_contrast_stands_for_its_runs_and_finds_the_sweep_of_its_nodes(root: P
     assert [one.measured for one in found.scenarios] == [False, True]
 
 
-def test_the_nodes_are_named_as_the_newest_run_was_given_them(root: Path) -> None:
+def test_the_launch_of_a_job_that_nobody_typed_names_the_nodes_as_the_newest_run_was_given_them(root: Path) -> None:
+    job = parse_training("{model_name_or_path: m, stage: sft, do_train: true}", source="my job.yaml")
+
+    def launch(*names: str) -> str:
+        command = command_of(root, names, job)
+        assert command is not None
+        return command.launch("--nodes 1")
+
     for name, cluster in (("b-baseline", {"hosts": "old.txt"}), ("b-candidate", {"hosts": "lab"})):
         RunDirectory(root / name).write("cluster.json", cluster)
-    assert forecast_runs(root, ["b-candidate", "b-baseline", "a-sweep"]).hosts == "lab"
+    told = "multinode launch --hosts lab --nodes 1 'my job.yaml'"
+    assert launch("b-candidate", "b-baseline", "a-sweep") == told
     RunDirectory(root / "b-candidate").write("cluster.json", {"nodes": [], "source": "as an earlier release kept it"})
-    assert not forecast_runs(root, ["b-contrast"]).hosts
+    assert launch("b-contrast") == "multinode launch --nodes 1 'my job.yaml'"
+    assert command_of(root, ["b-contrast"], None) is None
 
 
 def test_a_training_on_several_nodes_lacks_one_node_until_it_is_stored_there_or_would_not_fit(tmp_path: Path) -> None:
@@ -96,17 +107,6 @@ def test_runs_can_be_named_one_by_one_in_any_order(root: Path) -> None:
     assert evidence_of(root, ["b-candidate", "a-sweep", "b-base"]) == whole
 
 
-def test_a_contrast_whose_runs_are_gone_says_so_and_its_names_are_no_paths(root: Path) -> None:
-    for names, said in (
-        (["gone"], "the runs of contrast b-contrast are not stored"),
-        (["../b-baseline"], "the runs of contrast b-contrast are not stored"),
-        (7, r"contrast\.json cannot be read"),
-    ):
-        RunDirectory(root / "b-contrast").write("contrast.json", {"baseline": {"run_ids": names}})
-        with pytest.raises(MultinodeError, match=said):
-            evidence_of(root, ["b-contrast"])
-
-
 def test_stored_runs_of_the_same_training_test_the_model(root: Path) -> None:
     store(root, training_record("c-slow", 2, 0.1, exposed_ms=comm_ms(0.1)))
     tested = forecast_runs(root, ["b-contrast"]).back_test.tested
@@ -117,24 +117,31 @@ def test_a_run_that_cannot_be_read_matters_only_where_it_is_named(root: Path) ->
     directory = store(root, training_record("c-old", 2))
     (directory.path / "summary.json").write_text('{"schema": "multinode.summary/1"}')
     assert forecast_runs(root, ["b-contrast"]).scenarios
-    with pytest.raises(MultinodeError, match=r"summary\.json is a multinode\.summary/1"):
-        forecast_runs(root, ["c-old"])
 
 
-def test_a_run_that_is_not_there_or_was_never_planned_is_named(root: Path) -> None:
-    with pytest.raises(UsageError, match="no run begins with 'none'"):
-        forecast_runs(root, ["none"])
+def test_what_cannot_be_read_is_refused(root: Path, golden: Golden) -> None:
+    def contrast(run_ids: object) -> MultinodeError:
+        RunDirectory(root / "b-contrast").write("contrast.json", {"baseline": {"run_ids": run_ids}})
+        return error_of(evidence_of, root, ["b-contrast"])
+
+    old = store(root, training_record("c-old", 2))
+    (old.path / "summary.json").write_text('{"schema": "multinode.summary/1"}')
     make.store(root, "e-empty", run=run("e-empty"))
-    with pytest.raises(UsageError, match="nothing can be predicted from e-empty"):
-        forecast_runs(root, ["e-empty"])
-
-
-def test_wrong_figures_are_named_with_their_file(tmp_path: Path) -> None:
-    path = tmp_path / "figures.yaml"
-    path.write_text(
+    figures = root / "figures.yaml"
+    figures.write_text(
         "model: {trainable: 10}\nstrategy: ddp\nper_device_batch: 1\nnetwork: {}\n"
         "single_node: {workers_per_node: 1, step_time_ms: 100}\n"
     )
-    with pytest.raises(UsageError) as refused:
-        forecast_benchmarks(path)
-    assert refused.value.message.startswith(f"{path}: network: needs a rate or a payload")
+    golden.check_errors(
+        "refused_runs",
+        {
+            "a contrast whose runs are gone": contrast(["gone"]),
+            "a contrast whose runs are paths": contrast(["../b-baseline"]),
+            "a contrast that is broken": contrast(7),
+            "a run of another release": error_of(forecast_runs, root, ["c-old"]),
+            "no such run": error_of(forecast_runs, root, ["none"]),
+            "a run that was never planned": error_of(forecast_runs, root, ["e-empty"]),
+            "wrong figures": error_of(forecast_benchmarks, figures),
+        },
+        root,
+    )

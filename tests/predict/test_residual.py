@@ -62,9 +62,11 @@ def test_more_than_the_network_explains_is_carried_on_to_other_links_and_told() 
     assert fast.parts.exposed_ms == pytest.approx(extra_ms + 1.25 * comm_ms(10.0), rel=0.01)
     assert slow.parts.exposed_ms == pytest.approx(extra_ms + 1.25 * comm_ms(0.1), rel=0.01)
     (note,) = found.notes
-    assert note.startswith("a step of run two took 540 ms, but 265 ms by the model alone: 243 ms of it is exposed")
+    assert note.startswith(
+        "a step of run two took 540 ms, but the model alone predicts 265 ms: 243 ms of it is exposed"
+    )
     assert "its calls took 1.25 times as long as the network data" in note
-    why = "on several nodes the model alone was off by a factor of 2.03"
+    why = "on several nodes, the model alone was off by a factor of 2.03"
     assert [why in {doubt.message for doubt in row.doubts} for row in (slow, here, fast)] == [True, False, True]
     assert fast.samples_per_s.high / fast.samples_per_s.low > 4
 
@@ -117,12 +119,6 @@ def test_a_method_that_nobody_ran_is_nowhere_taken_for_measured() -> None:
     two = training_record("two", 2, exposed_ms=400.0)
     (lora,) = forecast(two, ForecastRequest(links=(1.0,), methods=("lora:8",))).scenarios
     assert any("the model alone was off" in doubt.message for doubt in lora.doubts)
-
-
-def test_a_rate_that_cannot_be_is_one_clear_error() -> None:
-    two = renamed(training_record("two", 2), samples_per_s=exactly(-1.0))
-    with pytest.raises(UsageError, match="run two has no samples/s to predict from: -1 samples/s is implausible"):
-        gather([ONE, two, SWEEP])
 
 
 UNKNOWN = st.just(Unknown("nobody looked"))

@@ -97,12 +97,10 @@ def test_accumulation_helps_ddp_and_not_zero_2() -> None:
     assert gains[1] == pytest.approx(8 / 5, rel=0.05)
 
 
-def test_a_hook_halves_what_ddp_exposes_and_is_refused_elsewhere() -> None:
+def test_a_hook_halves_what_ddp_exposes_and_leaves_zero_2_as_it_is() -> None:
     plain, half = outlooks(ForecastRequest(links=(0.1,), levers=compressions(None, "fp16")))
     assert half.parts.exposed_ms == pytest.approx(plain.parts.exposed_ms / 2, rel=0.05)
     assert (plain.levers, half.levers) == (NONE, compressed("fp16"))
-    with pytest.raises(UsageError, match="--grad-compress fp16 works with DDP, not with ZeRO-2"):
-        outlooks(ForecastRequest(strategies=(Strategy.ZERO2,), levers=compressions("fp16")))
     both = outlooks(
         ForecastRequest(
             links=(1.0,),
@@ -133,7 +131,7 @@ def test_what_another_strategy_sends_is_told_and_that_its_engine_was_not_measure
     # So small a model stays whole from the forward to the backward pass of ZeRO-3: G and Psi, as ZeRO-2 sends them.
     assert ddp.step_time_ms < zero2.step_time_ms == pytest.approx(zero3.step_time_ms, rel=1e-3)
     assert fsdp.parts.comm_ms > zero3.parts.comm_ms
-    assert any("the engine's own work is that of the measured DDP" in doubt.message for doubt in zero3.doubts)
+    assert any("the engine's own work was measured with DDP" in doubt.message for doubt in zero3.doubts)
 
 
 def test_without_overlap_all_is_exposed_and_small_buckets_hide_most() -> None:
@@ -199,7 +197,7 @@ def test_stored_runs_are_predicted_without_themselves_and_a_bad_memory_widens_ev
     assert bad.back_test.median_error is not None
     assert bad.back_test.median_error > 0.5
     assert width(bad.scenarios[0]) > 2 * width(good.scenarios[0])
-    assert any("of 1 stored run the largest error was" in doubt.message for doubt in bad.scenarios[0].doubts)
+    assert any("the largest error over 1 stored run was" in doubt.message for doubt in bad.scenarios[0].doubts)
     # What it was learnt from lies within what was learnt from it.
     low, high = bad.scenarios[0].samples_per_s.bounds
     assert low <= far.samples_per_s * (1 + 1e-9)

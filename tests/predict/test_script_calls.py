@@ -107,8 +107,9 @@ def test_advice_names_the_settings_that_remove_them_and_what_these_mean() -> Non
     step_ms = OWN_MS + comm_ms(1.0) + 30
     # One is left out, and one is made every tenth step.
     assert advice.gain.value == pytest.approx(step_ms / (step_ms - 10 - 9), rel=1e-3)
-    assert "each worker's mean loss has the same weight" in advice.meaning
-    assert "1.1 small collectives per step instead of 3, one round trip each" in advice.why
+    assert [effect.code for effect in advice.effects] == ["equal-weight"]
+    assert advice.why[-1].code == "small-collectives"
+    assert advice.why[-1].figures == pytest.approx({"calls_before": 3, "calls": 1.1})
     (note,) = (one for one in advice_notes(today, today.outlook()) if "small collectives" in one)
     assert note.startswith("3 small collectives of the script take 30 ms of a step, one round trip each")
     assert note.endswith("Trainer: average_tokens_across_devices: false, a larger logging_steps")

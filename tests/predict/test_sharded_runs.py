@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from multinode.job.job import LlamaFactoryJob
+from multinode.job.job import TrainingJob
 from multinode.model.engine_calls import step_messages
 from multinode.model.training import read_training
 from multinode.predict.evidence import work_of_calls
@@ -55,7 +55,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Layout(nodes=2, workers_per_node=self.workers)
 
     @property
-    def job(self) -> LlamaFactoryJob:
+    def job(self) -> TrainingJob:
         return training_job(FULL | (self.config or {}), **self.deepspeed)
 
     @property

@@ -6,7 +6,7 @@ import pytest
 from multinode.predict.evidence import gather
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.screen import break_even_sheet, forecast_notes, forecast_sheet, rows_words, what_if_sheet
-from tests.golden import screen_of
+from tests.golden import Golden, screen_of
 from tests.levers.compressed import compressed, compressions
 from tests.predict.stored import comm_ms, sweep_record, training_record
 
@@ -24,23 +24,11 @@ def shown(found: Forecast, width: int = 100) -> str:
     return screen_of([forecast_sheet(found)], width)
 
 
-def test_a_setting_that_varies_is_a_column_and_one_that_does_not_is_in_the_title() -> None:
-    text = shown(forecast(ForecastRequest(links=(0.1, 1.0))))
-    assert "predicted: DDP, full fine-tuning, 1 worker per node, batch 2, accumulation 1" in text
-    assert "100 Mbit/s" in text
-    assert "accum." not in text
-    varied = shown(forecast(ForecastRequest(links=(1.0,), accumulations=(1, 4), levers=compressions(None, "fp16"))))
-    assert "accum." in varied
-    assert "fp16" in varied
-    assert "accumulation 1" not in varied
-
-
-def test_what_was_measured_is_marked() -> None:
-    text = shown(forecast(ForecastRequest(links=(0.1, 1.0))))
-    assert "*2" in text
-    assert "* measured" in text
-    assert "*2" not in shown(forecast(ForecastRequest(links=(0.1,))))
-    assert "speed-up: over 1 node with all its workers" in text
+def test_a_setting_that_varies_is_a_column_and_one_that_does_not_is_in_the_title(golden: Golden) -> None:
+    """What was measured is marked."""
+    golden.check_answer("sheet_links", [forecast_sheet(forecast(ForecastRequest(links=(0.1, 1.0))))], widths=(120, 160))
+    varied = ForecastRequest(links=(1.0,), accumulations=(1, 4), levers=compressions(None, "fp16"))
+    golden.check_answer("sheet_settings", [forecast_sheet(forecast(varied))], widths=(120, 160))
 
 
 def test_figures_are_those_of_the_scenarios() -> None:
@@ -58,27 +46,17 @@ def test_it_fits_a_terminal_of_eighty_columns() -> None:
     assert "..." not in shown(forecast(ForecastRequest()), 80)
 
 
-def test_the_break_even_the_error_and_where_the_figures_are_from_are_said() -> None:
+def test_the_break_even_the_error_and_where_the_figures_are_from_are_said(golden: Golden) -> None:
     found = forecast(ForecastRequest(links=(0.1, 100.0)))
-    assert found.break_even_of == "DDP on 2 nodes with 1 worker each, 1 Gbit/s, batch 2, accumulation 1"
-    rows = {row[0]: row[1] for row in break_even_sheet(found).rows}
-    names = ["faster than 1 node with 1 worker", "efficiency 90%", "all communication that overlap can hide is hidden"]
-    assert list(rows) == [*names, "accumulation for 90%", "node 3"]
-    assert rows["efficiency 90%"].startswith("8.1 Gbit/s (5.2 to 16 Gbit/s)")
-    assert rows["faster than 1 node with 1 worker"].startswith("900 Mbit/s (820 Mbit/s to 1 Gbit/s)")
-    text = "\n".join(forecast_notes(found))
-    assert "back-test: checked against 2 measured runs on 2 nodes at 100 Mbit/s to 1 Gbit/s: step time off by" in text
-    assert "intervals: assumed, not back-tested: 2 of the 9 runs needed for a 90% interval" in text
-    assert "from: network: nccl-test sweep at 1 Gbit/s" in text
-    assert "the link is 10 times slower than measured" in text
+    golden.check_answer("sheet_break_even", [break_even_sheet(found)])
+    golden.check("notes.txt", "".join(f"{note}\n" for note in forecast_notes(found)))
 
 
-def test_among_other_tables_it_has_no_more_rows_than_one_reads_and_its_notes() -> None:
+def test_among_other_tables_it_has_no_more_rows_than_one_reads_and_its_notes(golden: Golden) -> None:
     found = forecast(ForecastRequest(links=(0.1, 1.0), accumulations=tuple(range(1, 41))))
     sheet = what_if_sheet(found)
     assert len(sheet.rows) == 60
-    assert sheet.notes[0].startswith("predicted: DDP, full")
-    assert "and 20 more in the JSON" in sheet.notes
+    golden.check("what_if_notes.txt", "".join(f"{note}\n" for note in sheet.notes))
     assert set(forecast_notes(found)) < set(sheet.notes)
 
 
@@ -109,7 +87,7 @@ def test_rows_beyond_what_the_back_test_has_seen_are_counted() -> None:
     assert (near.basis, far.basis) == ("back-test", "assumed")
     assert near.samples_per_s.high / near.samples_per_s.value == pytest.approx(1 + quantile.relative)
     assert far.samples_per_s.high / far.samples_per_s.value > 1 + quantile.relative
-    told = f"intervals: 90%, from the residuals of 12 runs: up to {quantile.relative:.1%} off"
+    told = f"intervals: 90%, from the residuals of 12 runs, up to {quantile.relative:.1%} off"
     beyond = "1 row outside the tested range: assumed, at least as wide"
     assert f"{told}; {beyond}" in list(forecast_notes(found))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from multinode.findings.finding import Finding
 from multinode.profile.bottleneck import Bottleneck
 from multinode.profile.calls import SeenCall
 from multinode.profile.figures import Alone, InTraining, LikelyCause, Straggler, TraceView, WorkerTrace
@@ -84,7 +85,7 @@ SUMMARY = make.summary(
     tgs=exactly(5103.25),
     effective_tgs=4337.5,
     tokens_per_sample=512.0,
-    attention_length=Unknown("the Trainer did not end"),
+    attention_length=Unknown("the Trainer did not finish"),
     micro_steps=2.0,
     parameters=8_030_261_248,
     trainable=20_971_520,
@@ -100,13 +101,13 @@ SUMMARY = make.summary(
             busbw_gb_per_s=0.951,
             source="ddp span",
             alone=Alone(run_id="20260101-ff", busbw_gb_per_s=1.12),
-            sentence="in training 0.951 GB/s, alone 1.120 GB/s",
+            findings=(Finding(message="in training 0.951 GB/s, alone 1.120 GB/s"),),
         ),
         calls=(
             SeenCall(op="all_reduce", ranks=4, nodes=2, backend="nccl", size_bytes=25e6, count=3.0, source="ddp"),
             SeenCall(op="all_reduce", ranks=4, nodes=2, backend="nccl", size_bytes=8.886e6, count=1.0, source="ddp"),
         ),
-        explained=("the NIC counts 0.6% of acknowledgements",),
+        findings=(Finding(message="the NIC counts 0.6% of acknowledgements"),),
     ),
     split=StepSplit(
         source="ddp",
@@ -165,7 +166,7 @@ SUMMARY = make.summary(
             job_cores=3.75,
             memory_available_gib=101.5,
             retransmitted_share=0.0002,
-            cpu_steal_percent=Unknown("this kernel does not say") if index else UNMEASURED,
+            cpu_steal_percent=Unknown("this kernel does not report it") if index else UNMEASURED,
         )
         for index, name in enumerate(NAMES)
     ),
@@ -183,9 +184,9 @@ SUMMARY = make.summary(
         exposed_ms=118.0,
         overlap=0.407,
         busbw_gb_per_s=0.97,
-        agreement="agrees to 2%",
+        findings=(Finding(message="agrees to 2%"),),
     ),
-    dataset_samples=Unknown("the Trainer did not end"),
+    dataset_samples=Unknown("the Trainer did not finish"),
 )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from multinode.profile.export import FILES, csv_files
 from multinode.profile.observed import observe
+from multinode.records.sample_figures import CPU, GPU
+from multinode.records.samples import CpuSample, GpuSample
 from tests.profile.observing import RUN, STEPS, collective_samples, observed
 
 
@@ -43,6 +45,11 @@ def test_gpus_processors_and_calls_have_a_file_each() -> None:
     assert (cpu["job_cores"], cpu["tcp_sent_segments"]) == ("3.5", "1018000")
     (call, *_) = rows(files["calls.csv"])
     assert (call["op"], call["count"], call["backend"], call["group_ranks"]) == ("all_reduce", "3", "nccl", "0 1 2 3")
+
+
+def test_every_field_of_a_gpu_s_and_a_processor_s_sample_is_a_column() -> None:
+    assert [figure.name for figure in GPU] == list(GpuSample.__struct_fields__)
+    assert [figure.name for figure in CPU] == list(CpuSample.__struct_fields__)
 
 
 def test_a_collective_test_has_a_row_an_iteration() -> None:

@@ -10,7 +10,7 @@ from multinode.network.nic_path import parse_nccl_log
 from multinode.profile.calls import last_models
 from multinode.profile.exposure import find_exposure
 from multinode.profile.observed import Observed, ObservedNode, observe
-from multinode.profile.step_split import PARTS, StepSplit, split_steps
+from multinode.profile.step_split import PART_NAMES, StepSplit, split_steps
 from multinode.profile.summary import summarise
 from multinode.profile.throughput import ModelWork, Utilisation
 from multinode.records.samples import GpuSample, parse_samples
@@ -57,7 +57,9 @@ def test_a_rank_alone_whose_gpu_follows_the_host_is_launch_bound() -> None:
     bottleneck = summarise(observed("alone-rank-0")).bottleneck
     assert bottleneck is not None
     assert bottleneck.kind == "launch"
-    assert bottleneck.message.startswith("launch-bound: forward and backward take the host 2.02 ms and the GPU 1.79 ms")
+    assert bottleneck.message.startswith(
+        "launch-bound: forward and backward take 2.02 ms on the host and 1.79 ms on the GPU"
+    )
     # Where the network takes most of the step, that is said.
     pair = summarise(observed("pair-rank-0", "pair-rank-1")).bottleneck
     assert pair is not None
@@ -70,7 +72,7 @@ def test_two_ranks_over_sockets_wait_for_the_network() -> None:
     assert (pair.source, pair.device) == ("ddp", "cuda")
     assert known(mean.exposed_ms) / mean.step_ms == pytest.approx(0.87, abs=0.01)
     for worker in pair.workers:
-        parts = [getattr(worker, name) for name in PARTS]
+        parts = [getattr(worker, name) for name in PART_NAMES]
         assert sum(or_zero(part) for part in parts) == pytest.approx(worker.step_ms)
 
 
@@ -118,10 +120,9 @@ def test_the_calls_of_zero_2_and_the_interface_agree_on_the_bytes() -> None:
 
 @pytest.mark.parametrize("run", ["pair", "zero2", "zero3", "compiled"])
 def test_two_ranks_on_one_interface_need_no_protocol_to_explain_their_bytes(run: str) -> None:
-    told = " ".join(summarise(observed(f"{run}-rank-0", f"{run}-rank-1")).comm.explained)
-    assert "gpu0 and gpu1 share the interface lo" in told
-    assert "protocol" not in told
-    assert "unexplained" not in told
+    told = {finding.code: finding for finding in summarise(observed(f"{run}-rank-0", f"{run}-rank-1")).comm.findings}
+    assert told["shared-interface"].message.startswith("gpu0 and gpu1 share the interface lo,")
+    assert not [code for code in told if code == "other-algorithm" or code.startswith("unexplained")]
 
 
 def test_the_gpu_s_samples_are_read_whole() -> None:

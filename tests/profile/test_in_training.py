@@ -10,6 +10,7 @@ from multinode.profile.summary import summarise
 from multinode.records.samples import DdpSample, ModelSample, Sample
 from multinode.stats.unknown import Unknown, reason_of
 from multinode.traffic.step_calls import ScanCurves, fit_curve
+from tests.golden import Golden
 
 MB = 1_000_000
 BUCKETS = (3 * MB, MB)
@@ -42,9 +43,7 @@ def test_a_window_of_the_profiler_goes_before_ddps_counters() -> None:
     trace = TraceView(busbw_gb_per_s=0.118, message_bytes=(MB,))
     found = in_training(observed(ddp(0, 6, 100), ddp(1, 6, 100)), trace)
     assert (found.busbw_gb_per_s, found.source, found.sizes_bytes) == (0.118, "trace", (MB,))
-    assert found.sentence == (
-        "The training's all-reduces reach 0.118 GB/s busbw, from the transfers in the profiler's window."
-    )
+    assert [(finding.code, finding.figures) for finding in found.findings] == [("trace", {"busbw_gb_per_s": 0.118})]
 
 
 def test_ddps_counters_give_the_median_over_steps_of_the_worker_that_waited_least() -> None:
@@ -54,7 +53,7 @@ def test_ddps_counters_give_the_median_over_steps_of_the_worker_that_waited_leas
     # 4 MB, factor 1 among two, in 50 ms; step 5 does not count.
     assert found.busbw_gb_per_s == pytest.approx(0.08)
     assert (found.source, found.sizes_bytes) == ("ddp span", BUCKETS)
-    assert "lower bound" in found.sentence
+    assert [finding.code for finding in found.findings] == ["ddp-span"]
 
 
 def test_the_factor_is_that_of_all_workers() -> None:
@@ -115,7 +114,19 @@ def test_nccl_test_stands_beside_it_for_the_same_sizes() -> None:
     assert found.alone.run_id == "20260101-nccl"
     # 3 MB and 1 MB, one after the other: 3100 and 1100 us.
     assert found.alone.busbw_gb_per_s == pytest.approx(4000 / 4200)
-    assert "that is 52% of the 0.952 GB/s that nccl-test (20260101-nccl) measured" in found.sentence
+    assert found.findings[1].code == "beside-nccl-test"
+    assert found.findings[1].figures == pytest.approx(
+        {"share": 0.525, "alone_gb_per_s": 4000 / 4200, "run_id": "20260101-nccl"}
+    )
+
+
+def test_what_is_said_of_a_bandwidth(golden: Golden) -> None:
+    cases = {
+        "a trace, and an nccl-test": beside(BUCKETS),
+        "a trace without sizes": beside(()),
+        "DDP's counters": in_training(observed(ddp(0, 6, 40_000), ddp(1, 6, 40_000)), None),
+    }
+    golden.check_findings("bandwidth", {name: found.findings for name, found in cases.items()})
 
 
 @pytest.mark.parametrize("sizes", [(), (0,)])

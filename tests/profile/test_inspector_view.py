@@ -14,6 +14,7 @@ from multinode.profile.in_training import busbw_gb_per_s, in_training, total_byt
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.records.samples import DdpSample, NcclOpSample, Sample, StepSample, parse_samples
 from multinode.stats.unknown import UnknownError, reason_of
+from tests.golden import Golden
 
 from .inspector_records import ALL_REDUCE, REDUCE_SCATTER, line
 
@@ -115,13 +116,16 @@ def test_a_plugin_that_keeps_one_operation_between_two_writes_samples_them() -> 
     assert view.recorded == pytest.approx(7 / 102, rel=0.1)
     found = in_training(seen(*written_by("2.29.7", 0, 1), world_size=2), None, asked_bytes=1e6)
     assert found.asked_bytes is None
-    assert "this is a sample: 7% of the operations were recorded, and a plugin built from NCCL 2.30.3" in found.sentence
+    assert [finding.code for finding in found.findings] == ["nccl-inspector", "sampled"]
+    assert found.findings[1].figures["recorded_share"] == view.recorded
 
 
 def test_ranks_that_kept_other_operations_say_that_they_are_samples() -> None:
     ops = written_by("2.29.7", 0)
     moved = [msgspec.structs.replace(op, comm_rank=1, number=op.number + 1) for op in ops_of(ops)]
-    with pytest.raises(UnknownError, match="on all workers: of its operations 7% were, and a plugin built from NCCL"):
+    with pytest.raises(
+        UnknownError, match="on all workers: it recorded 7% of the operations, and a plugin built from NCCL"
+    ):
         view_inspector(seen(*ops, *moved, world_size=2))
 
 
@@ -170,7 +174,7 @@ def test_it_stands_above_ddps_counters_and_below_a_trace() -> None:
     found = in_training(observed, None)
     assert found.source == "nccl inspector"
     assert found.busbw_gb_per_s == pytest.approx(485.119, rel=1e-4)
-    assert "from the records of NCCL's Inspector plugin" in found.sentence
+    assert [finding.code for finding in found.findings] == ["nccl-inspector"]
     trace = TraceView(busbw_gb_per_s=0.118, message_bytes=(1_000_000,))
     assert in_training(observed, trace).source == "trace"
     # Where its records tell nothing, DDP's counters do.
@@ -179,10 +183,18 @@ def test_it_stands_above_ddps_counters_and_below_a_trace() -> None:
     assert "NCCL's Inspector recorded no all-reduce on all workers" in reason_of(few.busbw_gb_per_s)
 
 
-@pytest.mark.parametrize(("share", "word"), [(1.02, "as"), (0.5, "and")])
-def test_the_bytes_by_nccl_stand_beside_those_of_the_calls(share: float, word: str) -> None:
+def test_what_is_said_of_the_inspector_s_bandwidth(golden: Golden) -> None:
+    cases = {
+        "all operations": in_training(seen(*on_all_ranks()), None, asked_bytes=1e6),
+        "a part of them": in_training(seen(*written_by("2.29.7", 0, 1), world_size=2), None, asked_bytes=1e6),
+    }
+    golden.check_findings("bandwidth_of_inspector", {name: found.findings for name, found in cases.items()})
+
+
+@pytest.mark.parametrize(("share", "code"), [(1.02, "bytes-agree"), (0.5, "bytes-differ")])
+def test_the_bytes_by_nccl_stand_beside_those_of_the_calls(share: float, code: str) -> None:
     found = in_training(seen(*on_all_ranks()), None)
     assert found.bytes_per_step is not None
-    assert "by NCCL" not in found.sentence
     both = in_training(seen(*on_all_ranks()), None, asked_bytes=share * found.bytes_per_step)
-    assert f"MB per step by NCCL, {word} " in both.sentence
+    assert [finding.code for finding in both.findings] == ["nccl-inspector", code]
+    assert both.findings[1].figures["counted_bytes"] == found.bytes_per_step

@@ -103,7 +103,7 @@ def test_speed_and_bytes_are_those_of_rounds() -> None:
     assert low == pytest.approx(high)
     sent = found.comm.bytes_per_step
     assert (sent.calls, sent.expected, sent.nic) == pytest.approx((SIZE / every,) * 3)
-    assert found.comm.explained == ()
+    assert found.comm.findings == ()
     assert not isinstance(found.split.mean, Unknown)
     assert found.bottleneck is None or found.bottleneck.kind != "no_communication"
 

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multinode.profile.step_bytes import SeenTraffic
 from multinode.records.samples import CallCount, NicSample, Sample, WorkerSample
 from multinode.stats.unknown import known
+from tests.golden import Golden
 from tests.profile.seen_trainings import (
     BEGUN_NS,
     BUCKET,
@@ -36,6 +39,10 @@ from tests.reasons import reasons
 Calls = Callable[[int], list[CallCount]]
 
 
+def codes(traffic: SeenTraffic) -> list[str]:
+    return [finding.code for finding in traffic.findings]
+
+
 @pytest.mark.parametrize(
     ("calls", "workers", "asked", "on_the_nic"),
     [
@@ -52,7 +59,7 @@ def test_calls_and_nics_agree_for_what_gloo_makes_as_rings(
 ) -> None:
     traffic = seen(DDP, calls=calls, workers=workers, nics=both_ways(on_the_nic * S))
     assert figures(traffic) == pytest.approx([asked * S, on_the_nic * S, on_the_nic * S], rel=0.002)
-    assert traffic.explained == ()
+    assert traffic.findings == ()
     assert reasons(traffic.bytes_per_step) == {}
 
 
@@ -61,27 +68,25 @@ def test_fsdp_on_gloo_moves_two_where_one_and_a_half_was_asked_for_and_the_reaso
     whole = (13 * S / 9 + S) / 2
     traffic = seen(DDP, calls=fsdp, model=model("fsdp2"), nics=both_ways(whole + S / 2))
     assert figures(traffic) == pytest.approx([whole, whole + S / 2, whole + S / 2], rel=0.002)
-    (sentence,) = traffic.explained
-    assert sentence.startswith("reduce_scatter: 7.38 MB requested, 14.8 MB expected at a NIC")
-    assert "gloo implements reduce_scatter as an all-reduce" in sentence
+    (found,) = traffic.findings
+    assert (found.code, found.figures["op"]) == ("gloo-reduce-scatter", "reduce_scatter")
+    assert (found.figures["asked_bytes"], found.figures["expected_bytes"]) == pytest.approx((S / 2, S), rel=0.002)
 
 
 def test_fsdp_on_nccl_moves_what_was_asked_for() -> None:
     whole = (13 * S / 9 + S) / 2
     traffic = seen(DDP, calls=fsdp, backend="nccl", nics=both_ways(whole))
     assert figures(traffic) == pytest.approx([whole] * 3, rel=0.002)
-    assert traffic.explained == ()
+    assert traffic.findings == ()
 
 
 def test_the_backend_that_serves_the_models_device_is_taken() -> None:
     both = "cpu:gloo,cuda:nccl"
     on_cpu = seen(DDP, calls=fsdp, backend=both)
     on_gpu = seen(DDP, calls=fsdp, backend=both, model=model("fsdp2") | {"device": "cuda"})
-    unknown = seen(DDP, calls=fsdp, backend=both, model=None)
     assert {row.backend for row in on_cpu.calls} == {"gloo"}
     assert {row.backend for row in on_gpu.calls} == {"nccl"}
     assert known(on_cpu.bytes_per_step.expected) > 1.3 * known(on_gpu.bytes_per_step.expected)
-    assert "the backend of its group is unknown" in reasons(unknown.bytes_per_step)["expected"]
 
 
 def test_the_calls_are_listed_most_bytes_first_in_the_mean_of_the_steps() -> None:
@@ -99,17 +104,17 @@ def test_a_node_that_sends_over_another_interface_is_named_with_it() -> None:
     def nics(node: int, _step: int) -> Passed:
         return {"ens1f0": (S if node == 0 else 900, S), "eth0": (2000 if node == 0 else S, 2000)}
 
-    (sentence,) = seen(DDP, nics=nics).explained
-    assert sentence.startswith("node-1 sent 14.8 MB per step over eth0, and 900 B of the 14.8 MB expected over ens1f0")
-    assert "routes" in sentence
+    (found,) = seen(DDP, nics=nics).findings
+    assert (found.code, found.node, found.figures["other"]) == ("other-interface", "node-1", "eth0")
+    assert found.figures["seen_bytes"] == pytest.approx(900, rel=0.05)
 
 
 def test_all_nodes_over_another_interface_leave_the_nics_figure_small() -> None:
     traffic = seen(DDP, nics=lambda _node, _step: {"ens1f0": (500, 500), "eth0": (S, S)})
     assert traffic.bytes_per_step.nic == pytest.approx(500, rel=0.05)
-    (sentence,) = traffic.explained
-    assert "over eth0" in sentence
-    assert "1 more node differs in the same way" in sentence
+    (found,) = traffic.findings
+    assert (found.code, found.figures["other"]) == ("other-interface", "eth0")
+    assert found.message.endswith("1 more node differs in the same way.")
 
 
 def test_all_interfaces_that_the_hostfile_names_count() -> None:
@@ -118,20 +123,21 @@ def test_all_interfaces_that_the_hostfile_names_count() -> None:
 
     rails = seen(DDP, backend="nccl", nics=nics, ifnames=("ens1f0", "ens1f1"))
     assert rails.bytes_per_step.nic == pytest.approx(S, rel=0.002)
-    assert rails.explained == ()
-    assert seen(DDP, backend="nccl", nics=nics).explained != ()
+    assert rails.findings == ()
+    assert codes(seen(DDP, backend="nccl", nics=nics)) == ["other-interface"]
 
 
 def test_rdma_ports_count_where_they_carry_more_than_the_nic() -> None:
     traffic = seen(DDP, backend="nccl", nics=lambda _node, _step: {"ens1f0": (1000, 1000), "mlx5_0/1": (S, S)})
     assert traffic.bytes_per_step.nic == pytest.approx(S, rel=0.002)
-    (sentence,) = traffic.explained
-    assert sentence.startswith("RDMA (mlx5_0/1) carried most of node-0 and node-1")
+    (found,) = traffic.findings
+    assert (found.code, found.figures) == ("rdma", {"ports": "mlx5_0/1"})
 
 
 def test_a_lack_that_no_nic_explains_is_called_unexplained() -> None:
-    (sentence,) = seen(DDP, nics=both_ways(S / 2)).explained
-    assert sentence.startswith("unexplained: ens1f0 of node-0 sent 7.38 MB of the 14.8 MB expected")
+    (found,) = seen(DDP, nics=both_ways(S / 2)).findings
+    assert (found.code, found.node) == ("unexplained-lack", "node-0")
+    assert (found.figures["seen_bytes"], found.figures["expected_bytes"]) == pytest.approx((S / 2, S), rel=0.002)
 
 
 def test_nccls_tree_is_recognised_by_what_passed_the_nics() -> None:
@@ -142,20 +148,20 @@ def test_nccls_tree_is_recognised_by_what_passed_the_nics() -> None:
         return {"ens1f0": (factors[node] * S, factors[node] * S)}
 
     tree = seen(DDP, nodes=3, backend="nccl", nics=nics)
-    (sentence,) = tree.explained
-    assert "all-reduces as a tree and the protocol Simple" in sentence
+    (found,) = tree.findings
+    assert (found.code, found.figures["algorithm"], found.figures["protocol"]) == ("other-algorithm", "tree", "Simple")
     ring = seen(DDP, nodes=3, backend="nccl", nics=both_ways(4 / 3 * S))
-    assert ring.explained == ()
+    assert ring.findings == ()
 
 
 def test_unequal_nodes_pass_on_what_a_ring_of_all_workers_does() -> None:
     gloo = seen(DDP, unequal=(2, 1), nics=both_ways(4 / 3 * S))
     assert figures(gloo) == pytest.approx([4 / 3 * S] * 3, rel=0.002)
-    assert (gloo.explained, reasons(gloo.bytes_per_step)) == ((), {})
+    assert (gloo.findings, reasons(gloo.bytes_per_step)) == ((), {})
     # Between two nodes a tree sends S once, whatever is in them.
     tree = seen(DDP, unequal=(4, 1), backend="nccl", nics=both_ways(S))
-    (sentence,) = tree.explained
-    assert "all-reduces as a tree and the protocol Simple" in sentence
+    (found,) = tree.findings
+    assert (found.code, found.figures["algorithm"], found.figures["protocol"]) == ("other-algorithm", "tree", "Simple")
 
 
 @pytest.mark.parametrize(("proto", "told"), [("LL", True), ("simple, ll", True), ("^LL", False), (None, False)])
@@ -163,17 +169,18 @@ def test_a_protocol_explains_large_calls_only_if_nccl_proto_names_it(proto: str 
     def started(node: int) -> list[Sample]:
         return [WorkerSample(rank=node, local_rank=0, world_size=2, time_s=0.0, source="trainer", nccl_proto=proto)]
 
-    (sentence,) = seen(DDP, backend="nccl", nics=both_ways(2 * S), more=started).explained
-    assert ("the protocol LL," in sentence) == told
-    assert sentence.startswith("unexplained: ") == (not told)
+    (found,) = seen(DDP, backend="nccl", nics=both_ways(2 * S), more=started).findings
+    assert (found.code, found.figures.get("protocol")) == (
+        ("other-algorithm", "LL") if told else ("unexplained-excess", None)
+    )
 
 
 def test_calls_that_are_all_small_may_take_nccls_protocol_for_them() -> None:
     def small(_rank: int) -> list[CallCount]:
         return [call("all_reduce", 200_000.0, count=20)]
 
-    (sentence,) = seen(DDP, backend="nccl", calls=small, nics=both_ways(2 * 4_000_000.0)).explained
-    assert "the protocol LL," in sentence
+    (found,) = seen(DDP, backend="nccl", calls=small, nics=both_ways(2 * 4_000_000.0)).findings
+    assert (found.code, found.figures["protocol"]) == ("other-algorithm", "LL")
 
 
 @pytest.mark.parametrize(
@@ -192,14 +199,15 @@ def test_nodes_that_count_one_interface_are_told_before_anything_else(
     def nics(_node: int, _step: int) -> Passed:
         return {ifname: (2 * S, 2 * S)}
 
-    (sentence,) = seen(DDP, backend="nccl", nics=nics, ifname=ifname, more=started).explained
-    words = f"node-0 and node-1 share the interface {ifname}: it counted 29.5 MB per step for 29.5 MB expected"
-    assert sentence.startswith(words if shared else "unexplained: ")
+    (found,) = seen(DDP, backend="nccl", nics=nics, ifname=ifname, more=started).findings
+    assert (found.code, found.figures["ifname"]) == ("shared-interface" if shared else "unexplained-excess", ifname)
+    counted_bytes = found.figures["seen_bytes"], found.figures["expected_bytes"]
+    assert counted_bytes == pytest.approx((2 * S, 2 * S if shared else S), rel=0.002)
 
 
 def test_twice_the_bytes_are_unexplained_on_gloo() -> None:
-    (sentence,) = seen(DDP, nics=both_ways(2 * S)).explained
-    assert sentence.startswith("unexplained: ens1f0 of node-0 sent 29.5 MB per step for 14.8 MB expected")
+    (found,) = seen(DDP, nics=both_ways(2 * S)).findings
+    assert (found.code, found.node) == ("unexplained-excess", "node-0")
 
 
 def test_what_a_few_steps_carried_is_told_from_what_every_step_does() -> None:
@@ -209,8 +217,7 @@ def test_what_a_few_steps_carried_is_told_from_what_every_step_does() -> None:
 
     traffic = seen(DDP, nics=nics)
     assert traffic.bytes_per_step.nic == pytest.approx(S * (15 + 40) / 15, rel=0.01)
-    (sentence,) = traffic.explained
-    assert "a few steps carried the rest" in sentence
+    assert codes(traffic) == ["excess-of-few-steps"]
 
 
 def idle(rate_bytes: int) -> Callable[[int], list[Sample]]:
@@ -228,12 +235,11 @@ def idle(rate_bytes: int) -> Callable[[int], list[Sample]]:
 
 def test_what_passes_the_nic_without_the_training_is_told_and_not_subtracted() -> None:
     quiet = seen(DDP, more=idle(S // 200))
-    assert quiet.explained == ()
+    assert quiet.findings == ()
     busy = seen(DDP, nics=both_ways(1.3 * S), more=idle(3 * S // 10))
     assert busy.bytes_per_step.nic == pytest.approx(1.3 * S, rel=0.01)
-    told, excess = busy.explained
-    assert told.startswith("Before the training started, ens1f0 of node-0 carried 4.43 MB in the time of a step")
-    assert "as much before the training" in excess
+    assert codes(busy) == ["idle", "excess-before"]
+    assert busy.findings[0].figures["idle_bytes"] == pytest.approx(0.3 * S, rel=0.01)
 
 
 def sampler(_node: int) -> list[Sample]:
@@ -259,27 +265,31 @@ def sampler(_node: int) -> list[Sample]:
 def test_without_counters_at_the_steps_ends_the_samplers_are_interpolated_and_that_is_said() -> None:
     traffic = seen(DDP, nics=None, more=sampler)
     assert traffic.bytes_per_step.nic == pytest.approx(S, rel=0.01)
-    (sentence,) = traffic.explained
-    assert sentence.startswith("The counters of node-0 and node-1 were read during the training")
+    assert codes(traffic) == ["interpolated"]
 
 
-def test_without_any_counters_the_reason_is_given() -> None:
-    traffic = seen(DDP, nics=None)
-    assert reasons(traffic.bytes_per_step)["nic"].startswith(
-        "node-0: no counters of ens1f0 were recorded in the measured steps"
-    )
-
-
-def test_without_a_known_interface_no_nic_is_guessed() -> None:
-    traffic = seen(DDP, ifname=None)
-    assert "is unknown; ens1f0 carried most" in reasons(traffic.bytes_per_step)["nic"]
+def test_why_bytes_of_a_step_are_unknown_is_said(golden: Golden) -> None:
+    cases = {
+        "no backend of a model without a device": seen(DDP, calls=fsdp, backend="cpu:gloo,cuda:nccl", model=None),
+        "no counters": seen(DDP, nics=None),
+        "no interface": seen(DDP, ifname=None),
+        "an operation without an algorithm": seen(DDP, calls=lambda rank: [*ddp(rank), call("reduce", S)]),
+        "a receiver that may be on the node": seen(
+            DDP, workers=2, calls=lambda rank: [call("send" if rank else "recv", S)]
+        ),
+        "uneven parts of an all-to-all": seen(DDP, calls=lambda rank: [call("all_to_all", S * (1 + rank))]),
+        "no collectives recorded": seen(DDP, calls=None, nics=None),
+        "nothing recorded": see(Training(nodes=2).observed()),
+    }
+    told = {case: reasons(found.bytes_per_step).items() for case, found in cases.items()}
+    lines = [line for case in told for line in (f"# {case}", *(f"{name}: {reason}" for name, reason in told[case]))]
+    golden.check("bytes_unknown.txt", "\n".join(lines) + "\n")
 
 
 def test_one_node_is_expected_to_send_nothing_and_its_nic_counts_other_traffic() -> None:
     traffic = seen(DDP, nodes=1, workers=2, nics=both_ways(5000))
     assert figures(traffic) == pytest.approx([S, 0, 5000], rel=0.05)
-    (sentence,) = traffic.explained
-    assert sentence.startswith("All workers are on one node, so their calls stay there")
+    assert codes(traffic) == ["one-node"]
     assert figures(seen(DDP, nodes=1, workers=2, calls=None, nics=None)) == [None, 0, None]
 
 
@@ -292,8 +302,7 @@ def test_hybrid_sharding_shares_the_nic_between_the_groups_of_local_ranks() -> N
     traffic = seen(DDP, workers=2, backend="nccl", groups=hybrid_groups, calls=hybrid_calls, nics=both_ways(S))
     # 3 x 1/2 S inside, and S/2 across from each of two workers of a node.
     assert figures(traffic) == pytest.approx([2 * S, S, S], rel=0.002)
-    assert any("2 groups of 2 workers share the NIC" in sentence for sentence in traffic.explained)
-    assert any("stays there" in sentence for sentence in traffic.explained)
+    assert codes(traffic) == ["inside-a-node", "inside-a-node", "groups-share-a-nic"]
 
 
 def test_groups_are_matched_by_their_ranks_as_names_mean_something_in_one_worker_alone() -> None:
@@ -322,7 +331,7 @@ def test_gloos_broadcast_is_sent_by_the_root_alone_and_counted_where_it_leaves()
 
     traffic = seen(DDP, nodes=4, calls=lambda _rank: [call("broadcast", S)], nics=nics)
     assert figures(traffic) == pytest.approx([S, 2 * S, 2 * S], rel=0.01)
-    assert "with a tree" in traffic.explained[0]
+    assert codes(traffic)[0] == "gloo-broadcast"
 
 
 def test_what_no_algorithm_is_known_for_is_named_unless_it_is_small() -> None:
@@ -330,7 +339,6 @@ def test_what_no_algorithm_is_known_for_is_named_unless_it_is_small() -> None:
     assert small.bytes_per_step.expected == pytest.approx(S)
     large = seen(DDP, calls=lambda rank: [*ddp(rank), call("reduce", S)])
     assert large.bytes_per_step.calls == pytest.approx(2 * S)
-    assert reasons(large.bytes_per_step)["expected"] == "reduce: how gloo implements it is unknown"
 
 
 def test_a_send_counts_with_its_sender_and_crosses_between_workers_of_different_nodes() -> None:
@@ -341,10 +349,6 @@ def test_a_send_counts_with_its_sender_and_crosses_between_workers_of_different_
         return {"ens1f0": (S, 0) if node == 0 else (0, S)}
 
     assert figures(seen(DDP, calls=calls, nics=nics)) == pytest.approx([S, S, S], rel=0.01)
-    crowded = seen(DDP, workers=2, calls=lambda rank: [call("send" if rank else "recv", S)])
-    assert (
-        "it is not recorded whether it goes to a worker of the same node" in reasons(crowded.bytes_per_step)["expected"]
-    )
 
 
 def test_the_busier_direction_is_compared_where_many_send_to_one() -> None:
@@ -356,35 +360,60 @@ def test_the_busier_direction_is_compared_where_many_send_to_one() -> None:
 
     traffic = seen(DDP, nodes=4, calls=calls, nics=nics)
     assert figures(traffic) == pytest.approx([S, 3 * S, 3 * S], rel=0.01)
-    assert not any(sentence.startswith("unexplained") for sentence in traffic.explained)
+    assert codes(traffic) == ["path-of-a-call"] * 2
 
 
 def test_uneven_parts_of_an_all_to_all_are_not_taken_for_even_ones() -> None:
     even = seen(DDP, calls=lambda _rank: [call("all_to_all", S)], nics=both_ways(S / 2))
     assert figures(even) == pytest.approx([S / 2] * 3, rel=0.01)
-    uneven = seen(DDP, calls=lambda rank: [call("all_to_all", S * (1 + rank))])
-    assert "different sizes" in reasons(uneven.bytes_per_step)["expected"]
 
 
-def test_no_steps_or_no_records_give_reasons_and_no_figures() -> None:
-    silent = seen(DDP, calls=None, nics=None)
-    assert figures(silent) == [None, None, None]
-    assert reasons(silent.bytes_per_step)["calls"] == "no worker recorded its collectives"
-    nothing = see(Training(nodes=2).observed())
-    assert reasons(nothing.bytes_per_step)["expected"] == "no worker recorded its collectives"
+def test_no_steps_or_no_records_give_no_figures() -> None:
+    assert figures(seen(DDP, calls=None, nics=None)) == [None, None, None]
+    assert figures(see(Training(nodes=2).observed())) == [None, None, None]
 
 
 def test_workers_that_call_nothing_are_expected_to_send_nothing() -> None:
     traffic = seen(DDP, calls=lambda _rank: [], nics=both_ways(5000))
     assert figures(traffic) == pytest.approx([0, 0, 5000], rel=0.05)
-    assert traffic.explained == ("No call crosses nodes: the NICs counted other traffic.",)
-    (sentence,) = seen(DDP, calls=lambda _rank: []).explained
-    assert sentence.startswith("unexplained: no call that crosses nodes was recorded, but ens1f0 of node-0 sent")
+    assert codes(traffic) == ["other-traffic"]
+    (found,) = seen(DDP, calls=lambda _rank: []).findings
+    assert (found.code, found.node, found.figures["ifname"]) == ("unexplained-traffic", "node-0", "ens1f0")
 
 
 def test_few_bytes_are_not_held_against_the_nics() -> None:
-    (sentence,) = seen(DDP, calls=lambda _rank: [call("all_reduce", 4096)], nics=both_ways(9000)).explained
-    assert "too little to distinguish from headers" in sentence
+    traffic = seen(DDP, calls=lambda _rank: [call("all_reduce", 4096)], nics=both_ways(9000))
+    assert codes(traffic) == ["too-little"]
+
+
+def test_what_is_said_of_bytes_that_differ(golden: Golden) -> None:
+    def over(**ways: tuple[float, float]) -> Callable[[int, int], Passed]:
+        return lambda _node, _step: {name.replace("_0_1", "_0/1"): way for name, way in ways.items()}
+
+    def sharded(_rank: int) -> list[CallCount]:
+        return [call("all_to_all", S), call("broadcast", S)]
+
+    nccl = msgspec.structs.replace(DDP, backend="nccl")
+    cases = {
+        "fsdp on gloo": seen(DDP, calls=fsdp, nics=None),
+        "parts and broadcasts of two workers on a node": seen(DDP, calls=sharded, workers=2, nics=None),
+        "groups inside nodes and across them": seen(
+            nccl, workers=2, groups=hybrid_groups, calls=hybrid_calls, nics=both_ways(S)
+        ),
+        "over another interface": seen(DDP, nics=over(ens1f0=(500, 500), eth0=(S, S))),
+        "over an RDMA port beside the NIC": seen(nccl, nics=over(ens1f0=(S, S), mlx5_0_1=(2 * S, 2 * S))),
+        "an RDMA port for a part": seen(nccl, nics=over(ens1f0=(0.6 * S, 0.6 * S), mlx5_0_1=(0.4 * S, 0.4 * S))),
+        "less than expected": seen(DDP, nics=both_ways(S / 2)),
+        "more than expected": seen(DDP, nics=both_ways(2 * S)),
+        "more, as before the training": seen(DDP, nics=both_ways(1.3 * S), more=idle(3 * S // 10)),
+        "an algorithm that fits": seen(nccl, unequal=(4, 1), nics=both_ways(S)),
+        "no calls": seen(DDP, calls=lambda _rank: [], nics=both_ways(5000)),
+        "no calls, and much traffic": seen(DDP, calls=lambda _rank: []),
+        "few bytes": seen(DDP, calls=lambda _rank: [call("all_reduce", 4096)], nics=both_ways(9000)),
+        "one node": seen(DDP, nodes=1, workers=2, nics=both_ways(5000)),
+        "the sampler's counters": seen(DDP, nics=None, more=sampler),
+    }
+    golden.check_findings("bytes_per_step", {name: traffic.findings for name, traffic in cases.items()})
 
 
 @given(

@@ -133,7 +133,7 @@ def test_a_worker_alone_is_one_worker() -> None:
 
 
 def test_workers_that_never_call_each_other_train_alone() -> None:
-    alone = "no communication: no worker called another: each trains alone"
+    alone = "no communication: no worker communicates with another: each trains alone"
     assert named(DDP, model=model("none"), calls=lambda _rank: []) == alone
     assert named(DDP, model=None, calls=lambda _rank: [call("all_reduce", 4, 3), call("barrier", 0)]) == alone
 

@@ -133,7 +133,9 @@ def test_how_much_data_an_epoch_has_is_the_trainers_word_or_missing_with_a_reaso
     streamed = summary_of([*samples, msgspec.structs.replace(model, dataset_samples=None)])
     assert "streamed" in reasons(streamed)["dataset_samples"]
     untold = summary_of(samples)
-    assert reasons(untold)["dataset_samples"] == reasons(untold)["parameters"] == "no worker reported its training"
+    assert (
+        reasons(untold)["dataset_samples"] == reasons(untold)["parameters"] == "no worker reported its model and data"
+    )
 
 
 @pytest.mark.parametrize(

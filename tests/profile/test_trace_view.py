@@ -8,13 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multinode.profile.calls import SeenCall
+from multinode.profile.figures import TraceView
 from multinode.profile.step_split import StepSplit
 from multinode.profile.trace import CollectiveSpan, TraceEvents, TraceStep, read_trace, view_traces
 from multinode.stats.time_spans import merge
 from multinode.stats.unknown import Unknown, known, or_none, or_zero, reason_of
 from multinode.traffic.step_calls import ScanCurves, fit_curve
 from tests import make
+from tests.golden import Golden
 from tests.reasons import reasons
+
+
+def codes(view: TraceView) -> list[str]:
+    return [finding.code for finding in view.findings]
+
 
 TRACES = Path(__file__).parent / "traces"
 MB = 1_000_000
@@ -133,84 +140,97 @@ def test_one_worker_is_said_plainly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "said"),
-    [
-        (StepSplit(), "per step in the window; it is unknown elsewhere."),
-        (
-            counters(0.25, 1.0),
-            "in the window, 0.2 ms of 1.0 ms by the counters: they agree within 5.0% of the step.",
-        ),
-        (
-            counters(0.1, 1.0),
-            "by the counters: they differ by 20% of the step; the window has too few steps (1) to judge.",
-        ),
-    ],
+    ("split", "code"),
+    [(StepSplit(), "window-alone"), (counters(0.25, 1.0), "agree"), (counters(0.1, 1.0), "few-steps")],
 )
-def test_the_window_stands_beside_the_counters(split: StepSplit, said: str) -> None:
-    agreement = view_traces({0: window(span(0, 300))}, 2, or_none(split.mean)).agreement
-    assert agreement.startswith("Exposed communication")
-    assert " 0.3 ms of 1.0 ms " in agreement
-    assert agreement.endswith(said)
+def test_the_window_stands_beside_the_counters(split: StepSplit, code: str) -> None:
+    (found,) = view_traces({0: window(span(0, 300))}, 2, or_none(split.mean)).findings
+    assert found.code == code
+    assert (found.figures["window_exposed_ms"], found.figures["window_step_ms"]) == pytest.approx((0.3, 1.0))
 
 
 @pytest.mark.parametrize(
-    ("split", "device", "said"),
+    ("split", "device", "code"),
     [
-        (counters(0.1, 0.5), "cpu", "they differ by 100% of the step, because the profiler made a step 100% longer."),
-        (counters(0.1, 1.0), "cuda", "only the trace counts that time as exposed: its figure is an upper bound."),
+        (counters(0.1, 0.5), "cpu", "profiled-step"),
+        (counters(0.1, 1.0), "cuda", "idle-gpu"),
         # A step that is a little longer does not explain all that is apart.
-        (counters(0.1, 0.85), "cuda", "only the trace counts that time as exposed: its figure is an upper bound."),
-        (counters(0.1, 1.0), "cpu", "for an unknown reason."),
+        (counters(0.1, 0.85), "cuda", "idle-gpu"),
+        (counters(0.1, 1.0), "cpu", "unexplained"),
         # Neither makes a trace show less.
-        (counters(0.9, 1.0), "cuda", "for an unknown reason."),
-        (counters(0.9, 0.5), "cuda", "for an unknown reason."),
+        (counters(0.9, 1.0), "cuda", "unexplained"),
+        (counters(0.9, 0.5), "cuda", "unexplained"),
     ],
 )
-def test_figures_that_differ_come_with_a_reason(split: StepSplit, device: str, said: str) -> None:
+def test_figures_that_differ_come_with_a_reason(split: StepSplit, device: str, code: str) -> None:
+    assert codes(view_traces({0: four_steps(device)}, 2, or_none(split.mean))) == [code]
+
+
+def four_steps(device: str) -> TraceEvents:
+    """Of a millisecond, with a collective of 0.6 ms in each."""
     steps = tuple(TraceStep(step=1 + k, start_us=1000.0 * k, end_us=1000.0 * (k + 1)) for k in range(4))
     spans = tuple(span(1000 * k, 1000 * k + 600, step=1 + k) for k in range(4))
-    events = TraceEvents(device=device, steps=steps, collectives=spans, computing=(), hiding=())
-    assert view_traces({0: events}, 2, or_none(split.mean)).agreement.endswith(said)
+    return TraceEvents(device=device, steps=steps, collectives=spans, computing=(), hiding=())
+
+
+def test_what_is_said_of_a_window(golden: Golden) -> None:
+    one, four = window(span(0, 300)), {device: four_steps(device) for device in ("cpu", "cuda")}
+    gathers = SeenCall(op="all_gather", ranks=2, nodes=1, backend="nccl", size_bytes=1e6, count=48.0)
+    cases = {
+        "only the window": view_traces({0: one}, 2),
+        "both agree": view_traces({0: one}, 2, known(counters(0.25, 1.0).mean)),
+        "a short window": view_traces({0: one}, 2, known(counters(0.1, 1.0).mean)),
+        "a slow profiler": view_traces({0: four["cpu"]}, 2, known(counters(0.1, 0.5).mean)),
+        "a GPU that waits": view_traces({0: four["cuda"]}, 2, known(counters(0.1, 1.0).mean)),
+        "no reason": view_traces({0: four["cpu"]}, 2, known(counters(0.1, 1.0).mean)),
+        "few kernels": view_traces({0: four["cuda"]}, 2, None, [gathers]),
+        "an nccl-test that confirms the window": decided(500, 900.0),
+        "an nccl-test that confirms the counters": decided(1186, 580.0),
+    }
+    golden.check_findings("windows", {name: view.findings for name, view in cases.items()})
 
 
 @pytest.mark.parametrize(
-    ("traced_ms", "counted_ms", "said"),
+    ("traced_ms", "counted_ms", "code"),
     [
         # 741 MB a step, as in ZeRO-3: the kernels wait for a late host as well.
-        (1186, 580.0, "take 526 ms: the counters agree with that, and the window shows more."),
-        (500, 900.0, "take 526 ms: the window agrees with that, and the counters show more."),
+        (1186, 580.0, "counters-fit-nccl-test"),
+        (500, 900.0, "window-fits-nccl-test"),
         # Bytes do not decide.
-        (1186, 800.0, "is an upper bound."),
-        (500, 300.0, "is an upper bound."),
+        (1186, 800.0, ""),
+        (500, 300.0, ""),
     ],
 )
 def test_bytes_at_the_rate_of_nccl_test_decide_between_window_and_counters(
-    traced_ms: float, counted_ms: float, said: str
+    traced_ms: float, counted_ms: float, code: str
 ) -> None:
+    assert codes(decided(traced_ms, counted_ms))[1:] == ([code] if code else [])
+    # Neither for calls inside nodes, nor without it.
+    assert len(decided(traced_ms, counted_ms, ranks=8).findings) == 1
+    assert len(decided(traced_ms, counted_ms, tested=False).findings) == 1
+
+
+def decided(traced_ms: float, counted_ms: float, *, ranks: int = 2, tested: bool = True) -> TraceView:
+    """A step that gathers among these ranks, with an nccl-test or without."""
     steps = tuple(TraceStep(step=1 + k, start_us=1.4e6 * k, end_us=1.4e6 * (k + 1)) for k in range(4))
     spans = tuple(span(1.4e6 * k, 1.4e6 * k + 1000 * traced_ms, step=1 + k) for k in range(4))
     events = TraceEvents(device="cuda", steps=steps, collectives=spans, computing=(), hiding=())
-    gathers = SeenCall(op="all_gather", ranks=2, nodes=2, backend="nccl", size_bytes=1482e6, count=1.0)
+    gathers = SeenCall(op="all_gather", ranks=ranks, nodes=2, backend="nccl", size_bytes=1482e6, count=1.0)
     clipping = SeenCall(op="all_reduce", ranks=2, nodes=2, backend="nccl", size_bytes=4.0, count=1.0)
     curve = fit_curve([(size, size / 1.41e3) for size in (1_000_000, 8_000_000, 64_000_000)])
     scan = ScanCurves(run_id="20260104-nt", world_size=2, nodes=("n1", "n2"), curves={"all_reduce": curve})
     split, called = known(counters(counted_ms, 1400.0).mean), [gathers, clipping]
-    told = view_traces({0: events}, 2, split, called, scan).agreement
-    assert told.endswith(said)
-    inside = msgspec.structs.replace(gathers, ranks=8)
-    assert "nccl-test" not in view_traces({0: events}, 2, split, [inside], scan).agreement
-    assert "nccl-test" not in view_traces({0: events}, 2, split, called).agreement
+    return view_traces({0: events}, 2, split, called, scan if tested else None)
 
 
 def test_collectives_that_are_no_kernels_of_nccl_are_missed() -> None:
-    steps = tuple(TraceStep(step=1 + k, start_us=1000.0 * k, end_us=1000.0 * (k + 1)) for k in range(4))
-    spans = tuple(span(1000 * k, 1000 * k + 600, step=1 + k) for k in range(4))
-    events = TraceEvents(device="cuda", steps=steps, collectives=spans, computing=(), hiding=())
+    events = four_steps("cuda")
     called = SeenCall(op="all_gather", ranks=8, nodes=1, backend="nccl", size_bytes=1e6, count=48.0)
-    told = view_traces({0: events}, 8, None, [called]).agreement
-    assert "The trace has 1 NCCL kernels per step for 48 calls: collectives by copy engines" in told
+    told = view_traces({0: events}, 8, None, [called])
+    assert codes(told) == ["window-alone", "no-kernels"]
+    assert told.findings[1].figures == {"kernels": 1.0, "calls": 48.0}
     few = msgspec.structs.replace(called, count=2.0)
-    assert "NCCL kernels" not in view_traces({0: events}, 8, None, [few]).agreement
+    assert codes(view_traces({0: events}, 8, None, [few])) == ["window-alone"]
 
 
 def test_real_traces_of_two_workers_have_a_bandwidth_and_figures_that_fit_together() -> None:

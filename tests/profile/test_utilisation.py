@@ -9,9 +9,9 @@ import pytest
 from multinode.job.synthetic import with_synthetic
 from multinode.profile.observed import Observed, ObservedNode, observe
 from multinode.profile.throughput import Throughput, Utilisation, measure_throughput, read_model_work, utilisation_of
-from multinode.records.samples import ModelSample, Sample
+from multinode.records.samples import ModelSample, Sample, TokenWork
 from multinode.stats.estimate import exactly, value_of
-from multinode.stats.unknown import UNMEASURED, UnknownError, known
+from multinode.stats.unknown import UNMEASURED, UnknownError, known, reason_of
 from tests.model.trainings import FULL, LORA, TINY, training_job
 from tests.profile.made_up_steps import MadeUp, changed
 
@@ -78,17 +78,17 @@ def test_a_worker_whose_gpu_is_not_known_leaves_no_mfu_and_no_other_node_speaks_
 )
 def test_trainings_whose_flops_are_not_counted_have_a_reason_and_no_shape(changes: dict[str, Any]) -> None:
     work = read_model_work(training_job(LORA | changes), TINY)
-    assert work.shape is None
     (key,) = changes
-    assert f"{key}: {changes[key]}" in work.reason
-    with pytest.raises(UnknownError, match=re.escape(work.reason)):
+    reason = reason_of(work.shape)
+    assert f"{key}: {changes[key]}" in reason
+    with pytest.raises(UnknownError, match=re.escape(reason)):
         utilisation_of(work, on_gpus([0], [1]), SPEED)
 
 
 @pytest.mark.parametrize("changes", [{}, {"stage": "pt"}, {"quantization_bit": 4}])
 def test_an_adapter_on_a_quantised_base_computes_what_any_adapter_does(changes: dict[str, Any]) -> None:
     work = read_model_work(training_job(LORA | changes), TINY)
-    assert (work.shape is not None, work.adapter_parameters, work.reason) == (True, 156_160, "")
+    assert (reason_of(work.shape), work.adapter_parameters) == ("", 156_160)
 
 
 @pytest.mark.parametrize(
@@ -134,14 +134,14 @@ def test_attention_is_by_the_squares_of_the_lengths_and_older_runs_say_that_it_i
     ]
     for config, speed, over, bound in cases:
         rule = utilisation_of(read_model_work(training_job(config), TINY), on_gpus([0], [1]), speed).rule
-        assert f"{over}, counted whole, as PaLM's MFU does" in rule
+        assert f"{over}, counted in full, as in PaLM's MFU" in rule
         assert ("bound" in rule) is (bound is not None)
         assert bound is None or bound in rule
 
 
 def test_made_up_rows_attend_over_all_their_tokens() -> None:
     packed = with_synthetic(training_job(FULL | {"packing": True, "max_steps": 20}))
-    assert "attention over 512 tokens, counted whole" in (
+    assert "attention over 512 tokens, counted in full" in (
         utilisation_of(read_model_work(packed, TINY), on_gpus([0], [1]), SPEED).rule
     )
 
@@ -163,3 +163,22 @@ def test_a_gpu_that_two_workers_share_counts_once(uuids: tuple[str | None, str |
     ]
     rule = used(observe("r", nodes)).rule
     assert ("2 workers share 1 GPU, which counts once" in rule) == (gpus == 1)
+
+
+def test_of_experts_those_that_a_token_passes_count_also_where_only_a_node_counted_them() -> None:
+    dense: dict[str, Any] = {"hidden": 64, "tied": False, "table": 64_000, "parts": []}
+    works = {"2 of 8": 150_000, "8 of 8": 600_000}
+    found = {}
+    for experts, trained in works.items():
+        counted = dense | {"work": {"is": "work", "trained": trained, "experts": experts}}
+        work = read_model_work(training_job(FULL), {"model_type": "qwen3_moe", "counted": counted})
+        found[experts] = utilisation_of(work, on_gpus([0], [1]), SPEED)
+        assert f"; for experts, {experts}" in found[experts].rule
+    few, all_of_them = (each.model_tflops for each in found.values())
+    assert all_of_them == pytest.approx(4 * few)
+    # Checkpointing repeats the layers, 2 FLOP per weight of 6, and not the output layer, whose 64,000 are the table's.
+    again = found["8 of 8"].hardware_tflops / all_of_them
+    assert again == pytest.approx(1 + (600_000 - 64_000) / 600_000 / 3)
+    # What the workers tell wins.
+    told = on_gpus([0], [1], **BF16, token_work=TokenWork(trained=300_000))
+    assert utilisation_of(work, told, SPEED).model_tflops == pytest.approx(2 * few)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from multinode.cluster.cluster import Node
-from multinode.errors import HostfileError, MultinodeError, UsageError
+from multinode.errors import HostfileError, MultinodeError
 from multinode.records.allocation import load_allocation
 from multinode.records.hostfile import RunningLab, find_hosts, load_hostfile
 from multinode.records.prices import load_prices
@@ -178,34 +178,22 @@ def test_standard_input_is_read(
     assert load_hostfile(Path(name))[0].nodes == nodes
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [(b"node1 slots=x\n", "standard input:1: slots='x'"), (b"\xff", "on standard input is not UTF-8")],
-)
-def test_what_is_wrong_with_standard_input_is_told(monkeypatch: pytest.MonkeyPatch, data: bytes, message: str) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
-    with pytest.raises(UsageError, match=message):
-        load_hostfile(Path("-"))
+def test_what_is_wrong_with_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch, golden: Golden) -> None:
+    def refusal(data: bytes) -> MultinodeError:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        return error_of(load_hostfile, Path("-"))
+
+    golden.check_errors("standard_input", {str(data): refusal(data) for data in (b"node1 slots=x\n", b"\xff")})
 
 
-@pytest.mark.parametrize(
-    ("typed", "hint"),
-    [
-        ("host.txt", "did you mean hosts.txt?"),
-        ("hostss.txt:gpu", "did you mean hosts.txt:gpu?"),
-        ("tra", "for a node of this name: --hosts tra:1"),
-        ("hosts", "did you mean hosts.txt? for a node of this name: --hosts hosts:1"),
-    ],
-)
 def test_the_file_with_the_nearest_name_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, hint: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: Golden
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("hosts.txt", "train.yaml"):
         (tmp_path / name).touch()
-    with pytest.raises(UsageError, match=f"the hostfile {typed} does not exist") as caught:
-        load_hostfile(Path(typed))
-    assert caught.value.hint == hint
+    typed = ("host.txt", "hostss.txt:gpu", "tra", "hosts")
+    golden.check_errors("nearest_name", {f"--hosts {name}": error_of(load_hostfile, Path(name)) for name in typed})
 
 
 @pytest.mark.parametrize(

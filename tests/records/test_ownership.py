@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from multinode.errors import HostfileError, UsageError
 from multinode.node.files import describe_stranger
 from multinode.records.hostfile import load_hostfile
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
 from multinode.records.settings import Settings, load_settings
 from tests import make
+from tests.golden import Golden, error_of
 
 RUN = make.run(status="running", started_s=1.5, world_size=2)
+OWNER = pwd.getpwuid(os.getuid()).pw_name
 OLDER, NEWER = "20260102-030405-abcd", "20260102-030406-abcd"
 
 
@@ -44,15 +45,13 @@ def test_a_group_may_write_where_it_is_its_users_own(tmp_path: Path) -> None:
     assert (describe_stranger(path) is None) == private
 
 
-def test_a_world_writable_run_is_ignored_and_named_with_the_fix(tmp_path: Path) -> None:
+def test_a_world_writable_run_is_ignored_and_named_with_the_fix(tmp_path: Path, golden: Golden) -> None:
     for name in (OLDER, NEWER):
         make.store(tmp_path, name, run=RUN)
     (tmp_path / NEWER).chmod(0o777)
     assert list_runs(tmp_path) == [tmp_path / OLDER]
     assert RunDirectory.open(tmp_path, "last").run_id == OLDER
-    with pytest.raises(UsageError, match=f"{NEWER} is writable by others: .*, mode 0777") as caught:
-        RunDirectory.open(tmp_path, NEWER)
-    assert f"chmod -R go-w {tmp_path}/{NEWER}" in str(caught.value.hint)
+    golden.check_errors("writable_run", {NEWER: error_of(RunDirectory.open, tmp_path, NEWER)}, tmp_path, {OWNER: "ME"})
 
 
 def test_the_last_run_is_told_to_be_another_than_the_newest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -77,13 +76,12 @@ def test_world_writable_settings_are_ignored_once_a_command(tmp_path: Path, capl
     assert load_settings(tmp_path).defaults.setup == "rm -r ."
 
 
-def test_a_world_writable_hostfile_runs_no_programs(tmp_path: Path) -> None:
+def test_a_world_writable_hostfile_runs_no_programs(tmp_path: Path, golden: Golden) -> None:
     path = tmp_path / "hosts.txt"
     path.write_text("a\nb python=/opt/python\n")
     assert load_hostfile(path)[0].nodes[1].python == "/opt/python"
     path.chmod(0o666)
-    with pytest.raises(HostfileError, match=r"mode 0666, and python= in it runs programs as you"):
-        load_hostfile(path)
+    golden.check_errors("writable_hostfile", {"python=": error_of(load_hostfile, path)}, tmp_path, {OWNER: "ME"})
     path.write_text("a env.NCCL_DEBUG=INFO workdir=/data\n")
     assert load_hostfile(path)[0].nodes[0].workdir == "/data"
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from multinode.cluster.cluster import Node
-from multinode.errors import MultinodeError, UsageError
 from multinode.records.files import append
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory, list_runs, runs_root
@@ -70,8 +69,7 @@ def test_logs_and_samples_grow(directory: RunDirectory) -> None:
 
 @pytest.mark.parametrize("name", ["../run.json", "a/b.jsonl", ".hidden.jsonl", "x.json", "", "\n.jsonl"])
 def test_a_node_cannot_choose_where_its_samples_lie(directory: RunDirectory, name: str) -> None:
-    with pytest.raises(MultinodeError, match="not the name"):
-        directory.append_samples(0, name, b"{}\n")
+    error_of(directory.append_samples, 0, name, b"{}\n")
     assert directory.sizes(0) == {}
 
 
@@ -80,14 +78,12 @@ def is_followed(directory: RunDirectory) -> bool:
     return directory.is_locked
 
 
-def test_one_process_follows_a_run_at_a_time(directory: RunDirectory) -> None:
+def test_one_process_follows_a_run_at_a_time(directory: RunDirectory, golden: Golden) -> None:
     assert not is_followed(directory)
     with directory.lock():
         assert is_followed(directory)
-        who = f"another multinode .pid {os.getpid()}. already follows"
-        with pytest.raises(UsageError, match=who) as caught, directory.lock():
-            pass
-        assert "logs -f" in str(caught.value.hint)
+        refused = error_of(directory.lock().__enter__)
+    golden.check_errors("followed", {"the second": refused}, Path(str(os.getpid())))
     assert not is_followed(directory)
     with directory.lock():
         pass

@@ -169,7 +169,9 @@ def fill(hint: Any, text: str) -> Any:
     if parts:
         return fill(parts[0], text)
     hints = typing.get_type_hints(kind, include_extras=True)
-    return {name: fill(hints[name], text) for name in kind.__struct_fields__}
+    config = kind.__struct_config__
+    tag = {} if config.tag_field is None else {config.tag_field: config.tag}
+    return tag | {name: fill(hints[name], text) for name in kind.__struct_fields__}
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -195,7 +197,7 @@ def texts(value: Any) -> Iterator[str]:
 @pytest.mark.parametrize("kind", typing.get_args(Sample), ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("is_ascii", [True, False])
 def test_no_text_of_a_sample_moves_a_terminal_or_begins_a_line(kind: Any, lie: str, *, is_ascii: bool) -> None:
-    record = {"kind": kind.__struct_config__.tag} | fill(kind, lie)
+    record = fill(kind, lie)
     (sample,) = parse(json.dumps(record, ensure_ascii=is_ascii).encode("utf-8", "replace"))
     assert isinstance(sample, kind)
     shown = msgspec.to_builtins(sample)

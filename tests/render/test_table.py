@@ -7,8 +7,13 @@ import io
 import pytest
 from rich.console import Console
 
-from multinode.render.sheet import Column, Sheet, sheet_markdown
+from multinode.figures.figure import Figure, Row
+from multinode.figures.frame import Frame
+from multinode.render.blocks import blocks_html
+from multinode.render.csv_text import blocks_csv
+from multinode.render.sheet import Column, Sheet, blocks_markdown, sheet_markdown
 from multinode.render.table import BAD, paragraph, print_parts, screen_text, sheet_table
+from multinode.render.terminal import block_parts
 
 
 @pytest.mark.parametrize(("variables", "color"), [({}, "\x1b[1;31m"), ({"NO_COLOR": "1"}, "\x1b[1m")])
@@ -27,3 +32,13 @@ def test_what_signs_mean_is_told_with_the_details_alone() -> None:
     assert screen_text([sheet_table(sheet)]).endswith("n\nl\n")
     assert screen_text([sheet_table(sheet, legend=False)]).endswith("n\n")
     assert "\nl.\n" in sheet_markdown(sheet)
+
+
+def test_a_figure_for_csv_files_alone_is_in_no_other_table() -> None:
+    speed, seed = Figure[float]("speed", "speed", form="figure"), Figure[int]("seed", form="digits", only_csv=True)
+    sheet = Frame(title="runs", rows=(Row(None, {"speed": 19.0, "seed": 1234}),), figures=(speed, seed)).sheet()
+    shown = (screen_text(block_parts([sheet])), blocks_markdown([sheet]), blocks_html([sheet]))
+    assert [("19.0" in text, "1234" in text, "seed" in text) for text in shown] == [(True, False, False)] * 3
+    assert (
+        blocks_csv([("r", [sheet])]) == "run,table,row,figure,unit,value\nr,runs,1,speed,,19.0\nr,runs,1,seed,,1234\n"
+    )

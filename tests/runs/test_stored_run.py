@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from multinode.api import document
 from multinode.cli.main import build_app
-from multinode.errors import MultinodeError, UsageError
 from multinode.launch.context import Launched
 from multinode.predict.request import read_record
 from multinode.records.plan import LaunchPlan
@@ -20,6 +19,7 @@ from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun, launched_runs, load_parts, load_runs, whole_runs
 from multinode.stats.unknown import Unknown, known
 from tests import make
+from tests.golden import Golden, error_of
 from tests.profile.observing import SUMMARY
 
 
@@ -41,20 +41,19 @@ def store(
     return run
 
 
-def test_a_part_is_decoded_when_it_is_used_and_kept(tmp_path: Path) -> None:
+def test_a_part_is_decoded_when_it_is_used_and_kept(tmp_path: Path, golden: Golden) -> None:
     store(tmp_path, "r")
     (tmp_path / "r/summary.json").write_text("no JSON")
     stored = StoredRun.open(tmp_path, "r")
     plan = stored.plan
     assert plan is not None
-    with pytest.raises(MultinodeError, match=r"summary\.json cannot be read"):
-        _ = stored.summary
+    golden.check_errors("unreadable_summary", {"no JSON": error_of(lambda: stored.summary)}, tmp_path)
     (tmp_path / "r/plan.json").unlink()
     assert stored.plan is plan
     assert (stored.workload, stored.cluster, stored.facts, stored.model) == (None, None, {}, None)
 
 
-def test_parts_are_those_that_say_so_whatever_they_are_called(tmp_path: Path) -> None:
+def test_parts_are_those_that_say_so_whatever_they_are_called(tmp_path: Path, golden: Golden) -> None:
     whole = store(tmp_path, "w", has_parts=True)
     store(tmp_path, "w-1")
     store(tmp_path, "other", part_of="w")
@@ -63,8 +62,7 @@ def test_parts_are_those_that_say_so_whatever_they_are_called(tmp_path: Path) ->
     assert [part.run_id for part in launched_runs(tmp_path, StoredRun.open(tmp_path, "w"))] == ["other"]
     assert [part.run_id for part in launched_runs(tmp_path, StoredRun.open(tmp_path, "w-1"))] == ["w-1"]
     assert {stored.run_id for stored in whole_runs(load_runs(tmp_path))} == {"w", "w-1", "orphan"}
-    with pytest.raises(UsageError, match="run w consists of other runs"):
-        StoredRun.open(tmp_path, "w").require_plan()
+    golden.check_errors("plan_of_parts", {"w": error_of(StoredRun.open(tmp_path, "w").require_plan)})
 
 
 @pytest.mark.parametrize(

@@ -134,10 +134,10 @@ def _sixteen() -> list[MeasuredCell]:
     cells = [measured_cell(nodes, method, batch) for nodes, method, batch in grid]
     out = "CUDA out of memory on box1: tried to allocate 2.1 GiB; 1.3 of 24 GiB were free"
     killed = "box2's kernel killed a worker because memory ran out"
-    cells[6] = measured_cell(1, "full", 4, state="out_of_memory", out_of="gpu", reason=out)
-    cells[7] = measured_cell(1, "full", 8, state="skipped", reason="batch 4 ran out of memory")
-    cells[14] = measured_cell(2, "full", 4, state="out_of_memory", out_of="node", reason=killed)
-    cells[15] = measured_cell(2, "full", 8, state="skipped", reason="batch 4 ran out of memory")
+    cells[6] = measured_cell(1, "full", 4, state="out_of_memory", out_of="gpu", why=Finding(message=out))
+    cells[7] = measured_cell(1, "full", 8, state="skipped", why=Finding(message="batch 4 ran out of memory"))
+    cells[14] = measured_cell(2, "full", 4, state="out_of_memory", out_of="node", why=Finding(message=killed))
+    cells[15] = measured_cell(2, "full", 8, state="skipped", why=Finding(message="batch 4 ran out of memory"))
     return cells
 
 
@@ -194,7 +194,7 @@ def _published(row: tuple[str, int, str, int, float | None, float | None]) -> Ce
         source="imported",
         state="out_of_memory" if rate is None else "measured",
         out_of="gpu" if rate is None else None,
-        reason="the table says OOM" if rate is None else "",
+        why=Finding(message="the table says OOM") if rate is None else None,
         device=device,
         nodes=1,
         workers_per_node=workers,
@@ -218,7 +218,7 @@ def renamed(table: CellTable, text: str) -> CellTable:
             row,
             label=f"{text} {number}",
             device=text,
-            reason=text,
+            why=Finding(message=text),
             varied={text: f"{text} {number}"},
             currency=text,
             disturbances=(Finding(message=text),),

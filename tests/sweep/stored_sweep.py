@@ -8,6 +8,7 @@ import msgspec
 
 from multinode.cluster.cluster import Node
 from multinode.cluster.facts import Gpu, NodeFacts
+from multinode.findings.finding import Finding
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import Grid, GridRecord
@@ -17,7 +18,7 @@ from tests.sweep.cells import GPU, SWEEP_RUN, measured_cell
 
 __all__ = ["store_sweep"]
 
-OOM = {"state": "out_of_memory", "out_of": "gpu", "reason": "CUDA out of memory on box1"}
+OOM = {"state": "out_of_memory", "out_of": "gpu", "why": Finding(message="CUDA out of memory on box1")}
 CELLS = (
     measured_cell(1, "lora", 1),
     measured_cell(1, "lora", 2),

@@ -10,7 +10,7 @@ import msgspec
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.job.job import Job, parse_llamafactory
+from multinode.job.job import Job, parse_training
 from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext, StopRequest
 from multinode.profile.summary import StepTimes
 from multinode.records.run import Failure
@@ -27,7 +27,7 @@ from tests import make
 HOSTS = "a slots=2\nb slots=2\n"
 CLUSTER: Cluster = parse_hostfile(HOSTS, "hosts")
 YAML = "model_name_or_path: m\nstage: sft\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n"
-JOB = parse_llamafactory(YAML, "job.yaml")
+JOB = parse_training(YAML, "job.yaml")
 OUT_OF_MEMORY = "out_of_gpu_memory"
 BATCH = "per_device_train_batch_size"
 
@@ -42,8 +42,7 @@ def sweep_of(settings: dict[str, tuple[Any, ...]], **changed: Any) -> GridReques
     grid = Grid(**{"settings": settings, "nodes": (1,), **changed})
     cells = plan_grid(grid, CLUSTER)
     jobs: dict[str, Job] = {
-        cell.label: job if job is not JOB else parse_llamafactory(YAML, "job.yaml", cell_overrides(cell))
-        for cell in cells
+        cell.label: job if job is not JOB else parse_training(YAML, "job.yaml", cell_overrides(cell)) for cell in cells
     }
     launch = Launch(cluster=CLUSTER, hostfile=HOSTS, job=job, execute=ExecuteOptions(kind="sweep"))
     return GridRequest(launch=launch, job=job, grid=grid, cells=cells, jobs=jobs, training=training)

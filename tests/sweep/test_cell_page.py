@@ -28,7 +28,7 @@ def test_the_page_of_a_sweep_says_the_most_first() -> None:
         '<p class="lead">The fastest is',
         'class="tiles"',
         "<h2>samples/s by cell</h2>",
-        "<h2>memory over the batch</h2>",
+        "<h2>memory by batch</h2>",
     ]
     wanted += ["<th class=words>cell</th>", "<h2>not measured</h2>"]
     order = [text.index(one) for one in wanted]

@@ -93,7 +93,7 @@ def test_the_prices_of_another_file_come_in_the_place_of_the_first_ones() -> Non
 def test_a_gpu_that_is_not_in_the_file_is_a_note_and_no_error() -> None:
     row = msgspec.structs.replace(MEASURED, device="NVIDIA H100 PCIe")
     table = noted(CellTable(run_id="run", job="job", cells=(row,)))
-    assert "The prices file has no price of H100 PCIe; their cells have no price." in [
+    assert "The prices file has no price for H100 PCIe, so cells with these devices have no price." in [
         note.message for note in table.notes
     ]
     reason = "no hourly price of H100 PCIe in the prices file, and no price= in the hostfile"
@@ -199,9 +199,9 @@ def test_cells_that_were_not_measured_lack_no_price() -> None:
 def test_devices_without_a_price_are_those_of_the_rows_that_are_left() -> None:
     other = msgspec.structs.replace(MEASURED, label="other", device="H100")
     table = noted(CellTable(run_id="run", job="job", cells=(MEASURED, other)))
-    assert any("no price of H100" in note.message for note in table.notes)
+    assert any("no price for H100" in note.message for note in table.notes)
     left = noted(msgspec.structs.replace(table, cells=table.cells[:1]), None)
-    assert not any("no price of" in note.message for note in left.notes)
+    assert not any("no price for" in note.message for note in left.notes)
     assert any("Prices in the file" in note.message for note in left.notes)
 
 
@@ -238,7 +238,7 @@ def choose(*cells: CellRow, hours: float = 8) -> Cheapest:
         (
             [cell("risky", 7, 1.0, late=2), cell("safe", 6, 1.5, late=1), cell("safest", 1, 9.0)],
             "risky",
-            "may take 9 h 00 min and miss the deadline; the cheapest cell that will not is safe, for 1.50 EUR.",
+            "may take 9 h 00 min and miss the deadline; the cheapest cell that will not miss it is safe, for 1.50 EUR.",
         ),
         ([cell("a", 7, 1.0, late=2), cell("b", 7, 2.0, late=2)], "a", "like every other cell"),
         ([cell("a", 7, 1.0, late=2)], "a", "may take 9 h 00 min and miss the deadline."),

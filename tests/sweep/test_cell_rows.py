@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from multinode.cluster.facts import Gpu, NodeFacts
+from multinode.findings.finding import Finding, message_of
 from multinode.model.workload import FullRun, JobSettings
 from multinode.profile.throughput import Utilisation
 from multinode.records.plan import LaunchPlan
@@ -105,8 +106,10 @@ def test_prices_of_the_hostfile_stand_in_the_row() -> None:
 )
 def test_a_cell_without_figures_is_a_row_with_its_reason(state: str, out_of: str | None, shown: str) -> None:
     cell = msgspec.structs.replace(CELL, workers_per_node=4)
-    row = make_row(MeasuredCell(record=CellRecord(cell=cell, state=state, out_of=out_of, reason="so it is")))
-    assert (row.state, row.out_of, row.reason, row.samples_per_s) == (shown, out_of, "so it is", UNMEASURED)
+    row = make_row(
+        MeasuredCell(record=CellRecord(cell=cell, state=state, out_of=out_of, why=Finding(message="so it is")))
+    )
+    assert (row.state, row.out_of, message_of(row.why), row.samples_per_s) == (shown, out_of, "so it is", UNMEASURED)
     assert (row.nodes, row.world_size) == (1, 4)
 
 
@@ -114,15 +117,15 @@ def test_a_measured_cell_that_tells_no_speed_or_has_lost_its_runs_says_so() -> N
     silent = run_of(summary_of(samples_per_s=Unknown("no worker counted them")))
     row = row_of(silent)
     assert (row.state, row.samples_per_s) == ("failed", UNMEASURED)
-    assert "no worker counted them" in row.reason
-    assert row_of().reason == "its runs are no longer stored"
+    assert "no worker counted them" in message_of(row.why)
+    assert message_of(row_of().why) == "its runs are no longer stored"
 
 
 def test_every_figure_of_a_measured_row_that_is_none_has_a_reason() -> None:
     row = row_of(run_of())
     imported = {"parameters", "trainable_parameters", "network_gbit_per_s", "nics", "rdma", "shortfall", "unjudged"}
     others = {name for name in row.__struct_fields__ if getattr(row, name) is None} - imported
-    assert others == {"out_of", "relative", "currency"}
+    assert others == {"out_of", "why", "relative", "currency"}
     assert all(unknown.reason for unknown in unknown_fields(row).values())
     assert msgspec.json.decode(msgspec.json.encode(row), type=CellRow) == row
 
@@ -250,7 +253,11 @@ def test_epochs_are_so_many_times_the_data() -> None:
     rows, trains = with_full_run([row("a", dataset_samples=1100), row("b", 20.0)], FullRun(epochs=3.0))
     assert times(rows) == [330.0, 165.0]
     (note,) = trains
-    assert note.message == "The full run is 3 epochs of the dataset (1,100 samples), at the rate of the measured steps."
+    assert (
+        note.message
+        == "The full run is 3 epochs of the dataset (1,100 samples). Its time follows from the rate of the measured "
+        "steps."
+    )
     assert rows[0].whole_s == Estimate(value=330.0, low=165.0, high=660.0)
 
 
@@ -258,7 +265,9 @@ def test_a_cell_that_packs_its_data_otherwise_trains_the_same_data() -> None:
     rows, trains = with_full_run([row("a", dataset_samples=1000), row("b", dataset_samples=250)], FullRun(epochs=1.0))
     assert times(rows) == [100.0, 25.0]
     (note,) = trains
-    assert note.message == "The full run is 1 epoch of the dataset, at the rate of the measured steps."
+    assert (
+        note.message == "The full run is 1 epoch of the dataset. Its time follows from the rate of the measured steps."
+    )
 
 
 def test_steps_are_those_of_the_file_s_batch_on_the_most_workers_in_every_cell() -> None:
@@ -267,8 +276,8 @@ def test_steps_are_those_of_the_file_s_batch_on_the_most_workers_in_every_cell()
     assert times(rows) == [1280.0, 1280.0, None]
     (note,) = trains
     assert note.message == (
-        "The full run is 12,800 samples in every cell (100 steps of 16 samples per worker on 8 workers), at the rate "
-        "of the measured steps."
+        "The full run is 12,800 samples in every cell (100 steps of 16 samples per worker on 8 workers). Its time "
+        "follows from the rate of the measured steps."
     )
 
 

@@ -113,11 +113,11 @@ def test_a_setting_without_a_name_of_ours_that_varies_is_a_column() -> None:
 
 def test_one_sentence_says_the_most() -> None:
     assert lead(SWEEP) == (
-        "The fastest is 2x2-lora-batch8 with 108.3 samples/s, 4.76 times as fast as 1x2-lora-batch1; "
+        "The fastest is 2x2-lora-batch8 at 108.3 samples/s, 4.76 times as fast as 1x2-lora-batch1; "
         "12 of 16 cells measured, 2 out of memory, 2 skipped."
     )
     alone = look_at(SWEEP, Look(where=("label=2x2-lora-batch8",)))
-    assert lead(alone) == "The fastest is 2x2-lora-batch8 with 108.3 samples/s; 1 of 1 cells measured."
+    assert lead(alone) == "The fastest is 2x2-lora-batch8 at 108.3 samples/s; 1 of 1 cells measured."
     assert lead(swept(measured_cell(1, "lora", 1, state="waiting"))) == "0 of 1 cells measured, 1 waiting."
 
 
@@ -139,7 +139,7 @@ def test_what_disturbed_a_row_or_contradicts_itself_is_marked() -> None:
         SWEEP.cells[0],
         disturbances=(Finding(message="box1: hot"),),
         contradictions=(Contradiction(message="4 x 2 is not 9", sides=()),),
-        reason="repeat 2 failed",
+        why=Finding(message="repeat 2 failed"),
     )
     lines = shown(msgspec.structs.replace(SWEEP, cells=(marked, *SWEEP.cells[1:])), 100)
     below = lines[lines.index("marked") :]
@@ -188,7 +188,7 @@ def test_the_fastest_is_not_said_to_be_so_many_times_a_row_of_another_job() -> N
     )
     table = msgspec.structs.replace(SWEEP, cells=(SWEEP.cells[0], small))
     assert lead(table) == (
-        f"The fastest is {small.label} with 55.0 samples/s, though cells differ in model; 2 of 2 cells measured."
+        f"The fastest is {small.label} at 55.0 samples/s, though cells differ in model; 2 of 2 cells measured."
     )
     beside = msgspec.structs.replace(SWEEP, cells=(*SWEEP.cells, small))
     assert "4.76 times as fast as 1x2-lora-batch1, though cells differ in model" in lead(beside)
@@ -208,7 +208,7 @@ def test_who_cannot_be_told_from_the_fastest_is_named_beside_it(lowest: float, s
     wide = msgspec.structs.replace(known(best.samples_per_s), low=known(best.samples_per_s).value * lowest, values=())
     cells = tuple(msgspec.structs.replace(row, samples_per_s=wide) if row is best else row for row in SWEEP.cells)
     start, _, _ = lead(msgspec.structs.replace(SWEEP, cells=cells)).partition(";")
-    assert start == f"The fastest is 2x2-lora-batch8 with 108.3 samples/s, 4.76 times as fast as 1x2-lora-batch1{said}"
+    assert start == f"The fastest is 2x2-lora-batch8 at 108.3 samples/s, 4.76 times as fast as 1x2-lora-batch1{said}"
 
 
 def test_cells_of_other_lengths_are_told_apart_by_their_tokens() -> None:
@@ -222,22 +222,21 @@ def test_cells_of_other_lengths_are_told_apart_by_their_tokens() -> None:
     )
     table = msgspec.structs.replace(SWEEP, cells=(short, twice))
     assert lead(table) == (
-        "The fastest is long with 1,000,000 tokens/s, among cells with different sequence lengths; 2 of 2 cells "
-        "measured."
+        "The fastest is long at 1,000,000 tokens/s, among cells with different sequence lengths; 2 of 2 cells measured."
     )
     untold = msgspec.structs.replace(table, cells=(short, msgspec.structs.replace(twice, tokens_per_s=UNMEASURED)))
-    assert lead(untold).startswith(f"The fastest is {short.label} with ")
+    assert lead(untold).startswith(f"The fastest is {short.label} at ")
 
 
 def test_a_table_without_rows_is_its_notes() -> None:
     found = look_at(SWEEP, Look(where=("nodes=4",)))
-    assert [line for line in shown(found, 80) if line] == ["No rows.", "No row of 16 matches nodes=4."]
+    assert [line for line in shown(found, 80) if line] == ["No rows.", "None of the 16 rows matches nodes=4."]
 
 
 def test_a_cell_that_ran_out_of_memory_in_one_repeat_has_its_figures_and_says_so() -> None:
     whole = measured_cell(1, "lora", 1)
     reason = "a repeat ran out of memory: CUDA out of memory on box1"
-    record = msgspec.structs.replace(whole.record, out_of="gpu", reason=reason)
+    record = msgspec.structs.replace(whole.record, out_of="gpu", why=Finding(message=reason))
     table = swept(msgspec.structs.replace(whole, record=record), measured_cell(1, "lora", 2))
     lines = shown(table, 120)
     assert "22.7" in line_of(lines, "1x2-lora-batch1")
@@ -275,7 +274,7 @@ def test_a_table_that_tells_tokens_and_no_samples_is_measured() -> None:
     ]
     table = msgspec.structs.replace(SWEEP, cells=tuple(rows), baseline=None)
     most = max(rows, key=lambda row: value_of(row.tokens_per_s) or 0.0)
-    assert lead(table).startswith(f"The fastest is {most.label} with ")
+    assert lead(table).startswith(f"The fastest is {most.label} at ")
     assert lead(table).endswith(" tokens/s; 3 of 3 cells measured.")
     assert unmeasured_sheet(table).rows == ()
     assert "samples_per_s" in missing_sheet(table).rows[0][0]

@@ -9,12 +9,12 @@ from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
 from multinode.job.code_tree import CodeTree
 from multinode.job.engines.engine import Engine
-from multinode.job.job import Job, JobEnvironment, ScriptJob, override_job, parse_llamafactory
+from multinode.job.job import Job, JobEnvironment, ScriptJob, override_job, parse_training
 from multinode.job.launch_options import LaunchOptions
 from multinode.series.grid import Grid, fingerprint
 from tests.levers.compressed import compressed
 
-JOB = parse_llamafactory("model_name_or_path: m\nstage: sft\n", "job.yaml")
+JOB = parse_training("model_name_or_path: m\nstage: sft\n", "job.yaml")
 HOSTS = "a slots=2 price=1 env.NCCL_ALGO=Ring env.HF_TOKEN=one\nb slots=2\n"
 OPTIONS = LaunchOptions(environment=JobEnvironment(env={"X": "1"}))
 STEPS: dict[str, Any] = {"steps": 30}

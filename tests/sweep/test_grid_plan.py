@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.errors import JobError, UsageError
-from multinode.job.job import override_text, parse_overrides
+from multinode.job.job import ScriptJob, override_text, parse_overrides
 from multinode.series.grid import BATCH, Grid, GridCell, batch_of, measuring_order
 from multinode.sweep.grid_plan import (
     cell_arguments,
@@ -20,6 +19,9 @@ from multinode.sweep.grid_plan import (
     parse_counts,
     plan_grid,
 )
+from multinode.sweep.sweep import require_plannable
+from tests.golden import Golden, error_of
+from tests.sweep.sweeping import sweep_of
 
 CLUSTER: Cluster = parse_hostfile("a slots=2\nb slots=2\n", "hosts")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -102,15 +104,6 @@ def test_every_label_is_unique_and_fit_for_the_name_of_a_run(values: list[str]) 
     assert all(RUN_ID.fullmatch(label) for label in labels)
 
 
-def test_more_than_the_hostfile_has_is_one_clear_error() -> None:
-    with pytest.raises(UsageError, match="--nodes 1,3: hosts has 2"):
-        cells_of({}, nodes=(1, 3))
-    with pytest.raises(UsageError, match="a: --workers-per-node 3 exceeds its 2 slots"):
-        cells_of({}, workers_per_node=(1, 3))
-    with pytest.raises(UsageError, match="the grid has 2000 cells"):
-        cells_of({"a": tuple(range(1000))})
-
-
 def test_smaller_batches_come_first_and_the_table_keeps_the_users_order() -> None:
     grid = Grid(settings={BATCH: (8, 2, 4), "finetuning_type": ("lora", "full")}, nodes=(1,))
     assert [batch_of(cell) for cell in plan_grid(grid, CLUSTER)] == [8, 2, 4, 8, 2, 4]
@@ -176,36 +169,37 @@ def test_axes_keep_the_order_in_which_they_were_given() -> None:
     assert list(parse_axes(["b=1,2", "a=x", "c=3,4"])) == ["b", "a", "c"]
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        (["b=1,2", "b=4"], "--grid b is given twice"),
-        (["b"], "--grid 'b' is not KEY=VALUE"),
-        (["a-b=1"], "--grid 'a-b=1' is not KEY=VALUE"),
-        (["b="], "--grid b= has an empty value"),
-        (["b=1,,2"], "--grid b=1,,2 has an empty value"),
-        (["b=,1"], "--grid b=,1 has an empty value"),
-        (["b=1,"], "--grid b=1, has an empty value"),
-        (["b=1,2,1"], "--grid b=1,2,1: 1 is given twice"),
-        (["b=[1,2"], "--grid b=[1,2 is not a list of YAML values"),
-        (["b=a],[b]"], "--grid b=a],[b] is not a list of YAML values"),
-        (["max_steps=10,20"], "--grid max_steps=10,20: the length of a cell cannot be an axis"),
-    ],
-)
-def test_what_is_no_axis_is_one_clear_error(texts: list[str], message: str) -> None:
-    with pytest.raises(JobError) as caught:
-        parse_axes(texts)
-    assert caught.value.message.startswith(message)
-    assert caught.value.hint
-
-
 def test_counts_are_numbers_from_one_on_each_once() -> None:
     assert parse_counts("--nodes", "2,1") == (2, 1)
-    for text in ("", "0,1", "1,a", "1,,2", "-1", "1.5", "\u0662", "9" * 5000):
-        with pytest.raises(UsageError, match="is not a list of positive integers"):
-            parse_counts("--nodes", text)
-    with pytest.raises(UsageError, match="--nodes 1,2,1: 1 is given twice"):
-        parse_counts("--nodes", "1,2,1")
+    assert error_of(parse_counts, "--nodes", "9" * 5000).hint == "for example --nodes 1,2"
+
+
+def test_what_is_no_grid_is_refused(golden: Golden) -> None:
+    axes = (
+        *(["b=1,2", "b=4"], ["b"], ["a-b=1"], ["b="], ["b=1,,2"], ["b=,1"], ["b=1,"], ["b=1,2,1"]),
+        ["max_steps=10,20"],
+    )
+    counts = ("", "0,1", "1,a", "1,,2", "-1", "1.5", "\u0662", "1,2,1")
+    script = sweep_of({}, job=ScriptJob(argv=("train.py",)), steps=6)
+    golden.check_errors(
+        "refused_grid",
+        {" ".join(f"--grid {text}" for text in texts): error_of(parse_axes, texts) for texts in axes}
+        | {f"--nodes {text[:9]!a}": error_of(parse_counts, "--nodes", text) for text in counts}
+        | {
+            "more nodes than there are": error_of(cells_of, {}, nodes=(1, 3)),
+            "more workers than slots": error_of(cells_of, {}, workers_per_node=(1, 3)),
+            "2000 cells": error_of(cells_of, {"a": tuple(range(1000))}),
+            "--steps of a script": error_of(require_plannable, script),
+        },
+    )
+
+
+@pytest.mark.parametrize("text", ["b=[1,2", "b=a],[b]"])
+def test_what_is_no_yaml_is_refused(text: str) -> None:
+    """The words are the parser's."""
+    error = error_of(parse_axes, [text])
+    assert error.message.startswith(f"--grid {text} is not a list of YAML values: ")
+    assert error.hint == "quote a text with a comma or bracket: --grid b='\"...\"'"
 
 
 @given(VALUES)

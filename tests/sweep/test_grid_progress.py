@@ -5,6 +5,7 @@ import pytest
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
+from multinode.findings.finding import Finding
 from multinode.series.grid import (
     BATCH,
     CellRecord,
@@ -88,13 +89,13 @@ def test_the_end_of_a_run_is_told_with_what_came_of_it() -> None:
         end_line("2x1-lora-batch1", changed(CELLS[1], state="measured"), 24.123)
         == "2x1-lora-batch1: measured: 24.12 samples/s"
     )
-    out = changed(CELLS[0], state="out_of_memory", out_of="gpu", reason="b: CUDA out of memory")
+    out = changed(CELLS[0], state="out_of_memory", out_of="gpu", why=Finding(message="b: CUDA out of memory"))
     assert end_line("2x1-lora-batch4", out, None) == "2x1-lora-batch4: out of GPU memory: b: CUDA out of memory"
     assert end_line("2x1-lora-batch4", changed(out, out_of="node"), None).startswith(
         "2x1-lora-batch4: out of the node's memory: "
     )
     assert (
-        end_line(CELLS[0].cell.label, changed(CELLS[0], state="failed", reason="a: boom"), None)
+        end_line(CELLS[0].cell.label, changed(CELLS[0], state="failed", why=Finding(message="a: boom")), None)
         == "2x1-lora-batch4: failed: a: boom"
     )
 

@@ -7,6 +7,7 @@ import pytest
 
 from multinode.cluster.cluster import Cluster
 from multinode.cluster.hostfile import parse_hostfile
+from multinode.findings.finding import Finding, message_of
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.records.status import Status
 from multinode.series.grid import (
@@ -30,8 +31,8 @@ from tests import make
 
 CLUSTER: Cluster = parse_hostfile("a\nb\n", "hosts")
 MEASURED = CellOutcome(state="measured")
-FAILED = CellOutcome(state="failed", reason="a: boom")
-OUT = CellOutcome(state="out_of_memory", out_of="gpu", reason="a: CUDA out of memory")
+FAILED = CellOutcome(state="failed", why=Finding(message="a: boom"))
+OUT = CellOutcome(state="out_of_memory", out_of="gpu", why=Finding(message="a: CUDA out of memory"))
 
 
 def grid_of(batches: tuple[Any, ...] = (1, 2, 4), nodes: tuple[int, ...] = (1,), repeats: int = 1) -> GridRecord:
@@ -74,7 +75,7 @@ def test_a_run_under_way_keeps_the_sweep_from_being_finished() -> None:
 def test_what_failed_or_ran_out_of_memory_is_not_tried_again(outcome: CellOutcome) -> None:
     record = end(grid_of((1, 2), repeats=2), 0, outcome)
     assert record.cells[0].state == outcome.state
-    assert record.cells[0].reason == outcome.reason
+    assert record.cells[0].why == outcome.why
     assert due(record) == [(1, 1), (1, 2)]
 
 
@@ -82,7 +83,7 @@ def test_larger_batches_that_are_otherwise_equal_are_skipped() -> None:
     record, skipped = skip_larger(end(grid_of(nodes=(1, 2)), 1, OUT), 1)
     assert skipped == ("1-node-batch4",)
     assert record.cells[2].state == "skipped"
-    assert record.cells[2].reason == "1-node-batch2 already ran out of GPU memory"
+    assert message_of(record.cells[2].why) == "1-node-batch2 already ran out of GPU memory"
     # Two nodes are another matter.
     assert [cell.state for cell in record.cells] == ["waiting", "out_of_memory", "skipped", *["waiting"] * 3]
     assert due(record) == [(0, 1), (3, 1), (4, 1), (5, 1)]
@@ -97,7 +98,7 @@ def test_a_repeat_that_runs_out_of_memory_is_the_last_and_takes_no_figures_away(
     record = end(end(grid_of((1, 2), repeats=3), 1, MEASURED), 1, OUT)
     cell = record.cells[1]
     assert (cell.state, len(cell.run_ids), cell.out_of) == ("measured", 1, OUT.out_of)
-    assert cell.reason == f"a repeat ran out of memory: {OUT.reason}"
+    assert message_of(cell.why) == f"a repeat ran out of memory: {message_of(OUT.why)}"
     assert due(record) == [(0, 1), (0, 2), (0, 3)]
     assert due(retry_failed(record)) == due(record)
 
@@ -120,10 +121,10 @@ def test_a_run_that_is_no_longer_stored_is_made_again() -> None:
 def test_a_repeat_that_fails_leaves_what_was_measured() -> None:
     record = end(end(grid_of((1, 2), repeats=3), 0, MEASURED), 0, FAILED)
     cell = record.cells[0]
-    assert (cell.state, cell.failed_runs, cell.reason) == ("measured", 1, "a repeat failed: a: boom")
+    assert (cell.state, cell.failed_runs, message_of(cell.why)) == ("measured", 1, "a repeat failed: a: boom")
     assert [one for one in due(record) if one[0] == 0] == [(0, 3)]
     again = retry_failed(record)
-    assert (again.cells[0].state, again.cells[0].reason) == ("measured", "")
+    assert (again.cells[0].state, again.cells[0].why) == ("measured", None)
     assert [one for one in due(again) if one[0] == 0] == [(0, 2), (0, 3)]
 
 
@@ -167,7 +168,7 @@ RAISED = "rank 0 raised ValueError: no such template"
         (run_of("succeeded"), False, None, "measured", ""),
         (run_of("succeeded"), False, "it recorded no step", "failed", "it recorded no step"),
         (run_of("stopped"), True, None, "measured", ""),
-        (run_of("stopped"), True, "it recorded no step", "failed", "it recorded no step: use more --minutes"),
+        (run_of("stopped"), True, "it recorded no step", "failed", "it recorded no step: use a larger --minutes"),
         (run_of("stopped"), False, None, "stopped", "it was stopped"),
         (run_of("failed", message="boom\ntraceback"), False, None, "failed", "b: boom"),
         # An exception has its own cause, whatever the kernel killed meanwhile.
@@ -179,7 +180,7 @@ def test_a_run_is_measured_when_it_went_well_or_was_stopped_at_its_time(
     *, run: Run, in_time: bool, lacks: str | None, state: str, reason: str
 ) -> None:
     outcome = judge_run(run, in_time=in_time, lacks=lacks)
-    assert (outcome.state, outcome.reason, outcome.out_of, outcome.unreachable) == (state, reason, None, False)
+    assert (outcome.state, message_of(outcome.why), outcome.out_of, outcome.unreachable) == (state, reason, None, False)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,7 @@ def test_a_run_is_measured_when_it_went_well_or_was_stopped_at_its_time(
 )
 def test_running_out_of_memory_is_a_result_that_says_whose(run: Run, out_of: str, reason: str) -> None:
     outcome = judge_run(run, in_time=False, lacks="no step")
-    assert (outcome.state, outcome.out_of, outcome.reason) == ("out_of_memory", out_of, reason)
+    assert (outcome.state, outcome.out_of, message_of(outcome.why)) == ("out_of_memory", out_of, reason)
     assert outcome.failure == run.first_failure
 
 

@@ -10,14 +10,16 @@ import msgspec
 import pytest
 
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.errors import ConnectError, Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
-from multinode.job.job import LlamaFactoryJob, ScriptJob
+from multinode.errors import ConnectError, Interrupted, MultinodeError, NodeFailed, UsageError
+from multinode.findings.finding import message_of
+from multinode.job.job import ScriptJob, TrainingJob
 from multinode.job.planning import workers_of_nodes
 from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.series.grid import GridRecord
 from multinode.series.series import Resume, find_series
-from multinode.sweep.sweep import find_finished, require_plannable, sweep
+from multinode.sweep.sweep import find_finished, sweep
+from tests.golden import Golden, error_of
 from tests.sweep.sweeping import BATCH, HOSTS, OUT_OF_MEMORY, Elsewhere, End, sweep_of
 
 BATCHES: dict[str, tuple[Any, ...]] = {BATCH: (4, 1, 2)}
@@ -26,6 +28,11 @@ METHODS: dict[str, tuple[Any, ...]] = {BATCH: (1, 2, 4), "finetuning_type": ("lo
 
 def states_of(record: GridRecord) -> dict[str, str]:
     return {cell.cell.label: cell.state for cell in record.cells}
+
+
+def said(nodes: Elsewhere, sweep_directory: Path) -> str:
+    """What was said, a line each; SWEEP is the sweep's id."""
+    return "".join(f"{line}\n" for line in nodes.said).replace(sweep_directory.name, "SWEEP")
 
 
 def test_every_cell_is_a_run_of_its_own_and_the_sweep_is_one_too(tmp_path: Path) -> None:
@@ -66,7 +73,7 @@ def test_a_cell_is_trained_for_its_figures_alone_with_what_it_sets(tmp_path: Pat
     nodes = Elsewhere(tmp_path)
     nodes.sweep(sweep_of(BATCHES, steps=6, nodes=(2, 1), workers_per_node=(1, 2)))
     for what in nodes.launches:
-        assert isinstance(what.job, LlamaFactoryJob)
+        assert isinstance(what.job, TrainingJob)
         assert not what.job.keeps_output
         assert (what.job.config["max_steps"], what.job.config["save_strategy"]) == (8, "no")
         # One thread per worker in all cells, or a lone worker would compute otherwise.
@@ -75,7 +82,7 @@ def test_a_cell_is_trained_for_its_figures_alone_with_what_it_sets(tmp_path: Pat
     first, last = nodes.launches[0], nodes.launches[-1]
     assert (len(first.cluster.nodes), first.workers_per_node) == (2, 1)
     assert (len(last.cluster.nodes), last.workers_per_node) == (1, 2)
-    assert isinstance(first.job, LlamaFactoryJob)
+    assert isinstance(first.job, TrainingJob)
     assert first.job.config[BATCH] == 1
 
 
@@ -84,15 +91,15 @@ def test_a_deepspeed_json_that_fixes_the_batch_fits_every_cell(tmp_path: Path) -
     jobs = {
         label: msgspec.structs.replace(job, deepspeed_text='{"train_batch_size": 1}')
         for label, job in asked.jobs.items()
-        if isinstance(job, LlamaFactoryJob)
+        if isinstance(job, TrainingJob)
     }
     nodes = Elsewhere(tmp_path)
     nodes.sweep(msgspec.structs.replace(asked, jobs=jobs))
-    texts = [what.job.deepspeed_text for what in nodes.launches if isinstance(what.job, LlamaFactoryJob)]
+    texts = [what.job.deepspeed_text for what in nodes.launches if isinstance(what.job, TrainingJob)]
     assert [json.loads(text or "") for text in texts] == [{"train_batch_size": batch * 2 * 2} for batch in (1, 2, 4)]
 
 
-def test_out_of_memory_is_a_result_and_larger_batches_are_skipped(tmp_path: Path) -> None:
+def test_out_of_memory_is_a_result_and_larger_batches_are_skipped(tmp_path: Path, golden: Golden) -> None:
     nodes = Elsewhere(tmp_path, lambda label: OUT_OF_MEMORY if label.endswith("full-batch2") else 10.0)
     swept = nodes.sweep(sweep_of(METHODS))
     assert nodes.order == [
@@ -103,9 +110,8 @@ def test_out_of_memory_is_a_result_and_larger_batches_are_skipped(tmp_path: Path
     assert states["1-node-full-batch4"] == "skipped"
     assert states["1-node-lora-batch4"] == "measured"
     cell = nodes.cell("1-node-full-batch2")
-    assert (cell.out_of, cell.reason) == ("gpu", "a: out_of_gpu_memory happened")
-    assert "1-node-full-batch2: out of GPU memory: a: out_of_gpu_memory happened" in nodes.said
-    assert "skipped because they need more: 1-node-full-batch4" in nodes.said
+    assert (cell.out_of, message_of(cell.why)) == ("gpu", "a: out_of_gpu_memory happened")
+    golden.check("out_of_memory.txt", said(nodes, swept.directory))
 
 
 def test_a_cell_that_fails_does_not_end_the_sweep(tmp_path: Path) -> None:
@@ -121,15 +127,15 @@ def test_a_cell_that_fails_does_not_end_the_sweep(tmp_path: Path) -> None:
         "1-node-batch1": "measured",
         "1-node-batch2": "failed",
     }
-    assert nodes.cell("1-node-batch4").reason == "a: a check found it"
-    assert nodes.cell("1-node-batch2").reason == "a: missing_file happened"
+    assert message_of(nodes.cell("1-node-batch4").why) == "a: a check found it"
+    assert message_of(nodes.cell("1-node-batch2").why) == "a: missing_file happened"
 
 
 def test_a_run_without_a_step_that_counts_is_not_measured(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path, lambda label: 0.0 if label.endswith("batch2") else 10.0)
     nodes.sweep(sweep_of(BATCHES))
     cell = nodes.cell("1-node-batch2")
-    assert (cell.state, cell.reason, cell.run_ids) == ("failed", "no step was recorded", ())
+    assert (cell.state, message_of(cell.why), cell.run_ids) == ("failed", "no step was recorded", ())
 
 
 @pytest.mark.parametrize("error", [UsageError("no network in common"), NodeFailed("no python", node="a")])
@@ -153,7 +159,7 @@ def test_a_first_cell_that_is_refused_for_a_reason_of_its_own_fails_alone(tmp_pa
     nodes = Elsewhere(tmp_path, end)
     nodes.sweep(sweep_of({"quantization_bit": (4, 8)}))
     assert states_of(nodes.grid()) == {"1-node-bits4": "failed", "1-node-bits8": "measured"}
-    assert nodes.cell("1-node-bits4").reason == "a: bitsandbytes is missing"
+    assert message_of(nodes.cell("1-node-bits4").why) == "a: bitsandbytes is missing"
 
 
 def test_first_cells_that_are_refused_for_different_reasons_do_not_end_it(tmp_path: Path) -> None:
@@ -174,7 +180,7 @@ def test_a_run_whose_directory_was_removed_is_made_again(tmp_path: Path) -> None
     assert set(states_of(nodes.grid()).values()) == {"measured"}
 
 
-def test_a_node_that_cannot_be_reached_ends_it_at_the_second_cell_in_a_row(tmp_path: Path) -> None:
+def test_a_node_that_cannot_be_reached_ends_it_at_the_second_cell_in_a_row(tmp_path: Path, golden: Golden) -> None:
     ends: dict[str, End] = {
         "1-node-lora-batch2": ConnectError("refused", node="a"),
         "1-node-lora-batch4": 10.0,
@@ -182,12 +188,7 @@ def test_a_node_that_cannot_be_reached_ends_it_at_the_second_cell_in_a_row(tmp_p
         "1-node-full-batch2": ConnectError("refused", node="a"),
     }
     nodes = Elsewhere(tmp_path, lambda label: ends.get(label, 10.0))
-    with pytest.raises(NodeError, match="a: refused") as caught:
-        nodes.sweep(sweep_of(METHODS))
-    assert (caught.value.exit_code, caught.value.hint) == (
-        3,
-        "once it can be reached, run the same command to resume",
-    )
+    golden.check_errors("unreached", {"two cells in a row": error_of(nodes.sweep, sweep_of(METHODS))})
     states = states_of(nodes.grid())
     # One alone fails; the two are tried again by whoever goes on.
     assert states["1-node-lora-batch2"] == "failed"
@@ -201,8 +202,7 @@ def test_a_node_that_cannot_be_reached_ends_it_at_the_second_cell_in_a_row(tmp_p
 def test_a_node_that_cannot_be_reached_before_the_first_cell_ends_it_at_once(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path)
     nodes.ends = lambda label: 10.0 if label.endswith("batch1") else MultinodeError("the disk here is full")
-    with pytest.raises(MultinodeError, match="the disk here is full"):
-        nodes.sweep(sweep_of(BATCHES))
+    assert error_of(nodes.sweep, sweep_of(BATCHES)).message == "the disk here is full"
     nodes.ends = lambda _: ConnectError("refused", node="a")
     with pytest.raises(ConnectError):
         nodes.sweep(sweep_of(BATCHES))
@@ -213,7 +213,7 @@ def test_a_node_that_cannot_be_reached_before_the_first_cell_ends_it_at_once(tmp
     }
 
 
-def test_what_ctrl_c_stops_is_measured_again_by_the_same_command(tmp_path: Path) -> None:
+def test_what_ctrl_c_stops_is_measured_again_by_the_same_command(tmp_path: Path, golden: Golden) -> None:
     nodes = Elsewhere(tmp_path)
 
     def interrupt(label: str) -> End:
@@ -222,23 +222,20 @@ def test_what_ctrl_c_stops_is_measured_again_by_the_same_command(tmp_path: Path)
         return 10.0
 
     nodes.ends = interrupt
-    with pytest.raises(Interrupted) as caught:
-        nodes.sweep(sweep_of(BATCHES))
-    assert caught.value.message == "interrupted; 3 cells: 1 measured, 2 waiting"
-    assert "run the same command to resume" in (caught.value.hint or "")
+    interrupted = error_of(nodes.sweep, sweep_of(BATCHES))
+    assert isinstance(interrupted, Interrupted)
     assert nodes.tables == 1
     run = RunDirectory.open(tmp_path, "last").read("run.json", Run)
     assert run is not None
     assert (run.kind, run.status) == ("sweep", "stopped")
+    golden.check_errors("interrupted", {"Ctrl-C": interrupted}, Path(run.run_id))
 
     again = Elsewhere(tmp_path)
     swept = again.sweep(sweep_of(BATCHES))
     # Whoever was stopped keeps its run: an id is never used twice.
     assert again.order == ["1-node-batch2-try2", "1-node-batch4"]
     assert set(states_of(swept.record).values()) == {"measured"}
-    going_on = f"resuming sweep {swept.directory.name} (3 cells: 1 measured, 2 waiting); use --fresh to start over"
-    assert going_on in again.said
-    assert "[2/3] 1-node-batch2, about 10 s left" in again.said
+    golden.check("resumed.txt", said(again, swept.directory))
 
 
 def test_a_run_that_ended_well_as_ctrl_c_came_is_kept(tmp_path: Path) -> None:
@@ -301,15 +298,10 @@ def test_repeats_are_made_in_turns_and_a_cell_keeps_all_its_runs(tmp_path: Path)
     assert swept.record.cells[0].run_ids == (f"{name}-1-node-batch1-1", f"{name}-1-node-batch1-2")
 
 
-def test_a_repeat_that_went_well_is_told_so_whatever_became_of_an_earlier_one(tmp_path: Path) -> None:
+def test_a_repeat_that_went_well_is_told_so_whatever_became_of_an_earlier_one(tmp_path: Path, golden: Golden) -> None:
     nodes = Elsewhere(tmp_path, lambda label: "missing_file" if label.endswith("-2") else 10.0)
-    nodes.sweep(sweep_of({BATCH: (1,)}, repeats=3))
-    told = [line for line in nodes.said if line.startswith("1-node-batch1: ")]
-    assert [("a repeat failed" in line, "samples/s" in line) for line in told] == [
-        (False, True),
-        (True, False),
-        (False, True),
-    ]
+    swept = nodes.sweep(sweep_of({BATCH: (1,)}, repeats=3))
+    golden.check("repeats.txt", said(nodes, swept.directory))
 
 
 def test_a_script_has_a_grid_of_nodes_and_workers(tmp_path: Path) -> None:
@@ -317,30 +309,30 @@ def test_a_script_has_a_grid_of_nodes_and_workers(tmp_path: Path) -> None:
     swept = nodes.sweep(sweep_of({}, job=ScriptJob(argv=("train.py",)), nodes=(1, 2), workers_per_node=(1, 2)))
     assert nodes.order == ["1x1", "1x2", "2x1", "2x2"]
     assert swept.record.worker_batch is None
-    with pytest.raises(UsageError, match="--steps sets max_steps of a YAML job"):
-        require_plannable(sweep_of({}, job=ScriptJob(argv=("train.py",)), steps=6))
 
 
 def test_a_run_that_was_stopped_at_its_time_is_measured(tmp_path: Path) -> None:
     nodes = Elsewhere(tmp_path)
     nodes.sweep(sweep_of(BATCHES, minutes=2.0))
     job = nodes.launches[0].job
-    assert isinstance(job, LlamaFactoryJob)
+    assert isinstance(job, TrainingJob)
     # Its own end must not come first.
     assert job.config["max_steps"] == 1_000_000
 
 
-def test_two_processes_never_make_one_sweep(tmp_path: Path) -> None:
+def test_two_processes_never_make_one_sweep(tmp_path: Path, golden: Golden) -> None:
     nodes = Elsewhere(tmp_path)
     nodes.ends = lambda label: 10.0 if label.endswith("batch1") else MultinodeError("the disk here is full")
     with pytest.raises(MultinodeError):
         nodes.sweep(sweep_of(BATCHES))
     (path,) = tmp_path.glob("*/grid.json")
-    with RunDirectory(path.parent).lock(), pytest.raises(UsageError, match="this sweep is already running"):
-        nodes.sweep(sweep_of(BATCHES))
+    with RunDirectory(path.parent).lock():
+        golden.check_errors(
+            "two_processes", {"the second": error_of(nodes.sweep, sweep_of(BATCHES))}, Path(path.parent.name)
+        )
 
 
-def test_a_table_that_cannot_be_made_is_no_word_against_what_was_measured(tmp_path: Path) -> None:
+def test_a_table_that_cannot_be_made_is_no_word_against_what_was_measured(tmp_path: Path, golden: Golden) -> None:
     nodes = Elsewhere(tmp_path)
 
     def conclude(*_: object) -> None:
@@ -348,7 +340,7 @@ def test_a_table_that_cannot_be_made_is_no_word_against_what_was_measured(tmp_pa
 
     swept = sweep(sweep_of(BATCHES), nodes.context, Resume(), conclude, nodes.measure)
     assert set(states_of(swept.record).values()) == {"measured"}
-    assert "its table cannot be created yet: no table" in nodes.said
+    golden.check("no_table.txt", said(nodes, swept.directory))
 
 
 class Removed(type(Path())):  # type: ignore[misc]  # the class of this system's paths

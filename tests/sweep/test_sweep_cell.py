@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from multinode.errors import MultinodeError
+from multinode.findings.finding import message_of
 from multinode.launch.context import RunContext, StopRequest
 from multinode.launch.progress_table import progress_line
 from multinode.records.progress import NodeProgress, RunProgress
@@ -19,6 +20,7 @@ from multinode.series.grid import GridRecord, begin
 from multinode.series.series import GRID_FILE
 from multinode.sweep.sweep import STEPS_WITHOUT_END, GridRequest, TimedStop, cell_launch, with_time_limit
 from multinode.transport.fake import FakeTransport
+from tests.golden import error_of
 from tests.sweep.sweeping import BATCH, OUT_OF_MEMORY, Elsewhere, End, keep_run, sweep_of
 
 ASKED = sweep_of({BATCH: (1, 2, 4)})
@@ -40,8 +42,7 @@ def kill(runs: Path, asked: GridRequest) -> Elsewhere:
     """Nodes with a sweep whose first cell is measured, and whose second was under way."""
     nodes = Elsewhere(runs)
     nodes.ends = lambda label: 10.0 if label.endswith("batch1") else MultinodeError("stop here")
-    with pytest.raises(MultinodeError, match="stop here"):
-        nodes.sweep(asked)
+    assert error_of(nodes.sweep, asked).message == "stop here"
     (path,) = runs.glob(f"*/{GRID_FILE}")
     directory = RunDirectory(path.parent)
     record = msgspec.json.decode(path.read_bytes(), type=GridRecord)
@@ -145,7 +146,7 @@ def test_a_time_that_was_too_short_for_figures_is_no_shorter_the_second_time(kil
     leave_stopped(killed_by_time, 30, end=0.0)
     swept = killed_by_time.sweep(BY_TIME)
     assert swept.record.cells[1].state == "failed"
-    assert swept.record.cells[1].reason == "no step was recorded: use more --minutes"
+    assert message_of(swept.record.cells[1].why) == "no step was recorded: use a larger --minutes"
 
 
 def test_a_run_of_steps_that_was_stopped_is_made_again_however_long_it_trained(killed: Elsewhere) -> None:
@@ -231,7 +232,7 @@ def test_what_is_shown_counts_the_time_and_no_step_that_nobody_means_to_make() -
     watch.look(1000, 1)
     watch.look(1004, 5)
     shown = watch.timed.show(at_step(5))
-    assert progress_line(shown) == "0.0 s, trained 4.0 s of 10.0 s, about 6.0 s left  a connecting | b step 5 1000 ms"
+    assert progress_line(shown) == "0.0 s, trained 4.0 s of 10.0 s, about 6.0 s left  a connecting | b step 5 1,000 ms"
 
 
 def test_a_script_that_ends_before_its_time_shows_its_own_steps() -> None:

@@ -49,21 +49,21 @@ def test_a_row_whose_figures_fit_together_has_no_contradiction() -> None:
     ("wrong", "named"),
     [
         ({"global_batch": 64, "all_devices_batch": 16}, "GPUs x accumulation x batch per GPU is 128: 50.0% less"),
-        ({"all_devices_batch": 33}, "the batch of all GPUs is 33, GPUs x batch per GPU is 32: 3.1% more"),
-        ({"accumulation": 8}, "the global batch is 128, batch of all GPUs x accumulation is 256: 50.0% less"),
-        ({"nodes": 1}, "the number of GPUs is 4, nodes x workers per node is 2: 100.0% more"),
-        ({"whole_s": "303.70"}, "samples/s x runtime is 6,107.41, samples x epochs is 4,096: 49.1% more"),
-        ({"epochs": 3}, "samples/s x runtime is 4,096.41, samples x epochs is 6,144: 33.3% less"),
-        ({"steps": 64}, "steps/s x runtime is 32.0013, the number of steps is 64: 50.0% less"),
-        ({"steps": 64}, "the number of steps is 64, samples x epochs / global batch is 32: 100.0% more"),
-        ({"steps_per_s": "0.1471"}, "samples/s over steps/s is 136.71, the global batch is 128: 6.8% more"),
+        ({"all_devices_batch": 33}, "the batch of all GPUs is 33, but GPUs x batch per GPU is 32: 3.1% more"),
+        ({"accumulation": 8}, "the global batch is 128, but batch of all GPUs x accumulation is 256: 50.0% less"),
+        ({"nodes": 1}, "the number of GPUs is 4, but nodes x workers per node is 2: 100.0% more"),
+        ({"whole_s": "303.70"}, "samples/s x runtime is 6,107.41, but samples x epochs is 4,096: 49.1% more"),
+        ({"epochs": 3}, "samples/s x runtime is 4,096.41, but samples x epochs is 6,144: 33.3% less"),
+        ({"steps": 64}, "steps/s x runtime is 32.0013, but the number of steps is 64: 50.0% less"),
+        ({"steps": 64}, "the number of steps is 64, but samples x epochs / global batch is 32: 100.0% more"),
+        ({"steps_per_s": "0.1471"}, "samples/s divided by steps/s is 136.71, but the global batch is 128: 6.8% more"),
         (
             {"step_time_ms": "5365"},
-            "samples/s x step time in ms is 107,890, 1000 x the global batch is 128,000: 15.7% less",
+            "samples/s x step time in ms is 107,890, but 1000 x the global batch is 128,000: 15.7% less",
         ),
-        ({"tokens_per_s": "9055"}, "tokens/s is 9,055, samples/s x tokens / samples is 10,055: 9.9% less"),
-        ({"tokens_per_sample": "512.0"}, "tokens per sample is 512, tokens / samples is 500: 2.4% more"),
-        ({"tgs": "10055"}, "tokens/s per GPU x GPUs is 40,220, tokens/s is 10,055: 300.0% more"),
+        ({"tokens_per_s": "9055"}, "tokens/s is 9,055, but samples/s x tokens / samples is 10,055: 9.9% less"),
+        ({"tokens_per_sample": "512.0"}, "tokens per sample is 512, but tokens / samples is 500: 2.4% more"),
+        ({"tgs": "10055"}, "tokens/s per GPU x GPUs is 40,220, but tokens/s is 10,055: 300.0% more"),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_size(wrong: dict[str, str | int], named: str) -> None:
@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_named_with_its_size(wrong: dict[str, str | int], n
 
 def test_tokens_are_held_against_the_runtime_where_no_samples_are_told() -> None:
     row = figures(tokens_per_s="1000.0", whole_s="100.0", tokens=90_000, epochs=1)
-    assert sentences(row) == ("tokens/s x runtime is 100,000, tokens x epochs is 90,000: 11.1% more",)
+    assert sentences(row) == ("tokens/s x runtime is 100,000, but tokens x epochs is 90,000: 11.1% more",)
 
 
 def test_what_does_not_fit_is_kept_as_two_formulas_and_their_values() -> None:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from multinode.findings.finding import message_of
 from multinode.predict.rounded import parse_rounded
 from multinode.stats.estimate import Estimate, exactly
 from multinode.stats.unknown import UNMEASURED, known, reason_of, unknown_fields
@@ -60,8 +61,8 @@ def test_out_of_memory_is_a_state_and_not_a_figure() -> None:
         ("out_of_memory", "gpu", UNMEASURED),
         ("out_of_memory", "node", UNMEASURED),
     ]
-    assert "the GPU ran out of memory, according to the table" in gpu.reason
-    assert (fine.state, fine.out_of, fine.reason) == ("measured", None, "")
+    assert "the GPU ran out of memory, according to the table" in message_of(gpu.why)
+    assert (fine.state, fine.out_of, fine.why) == ("measured", None, None)
 
 
 def test_a_row_that_ran_out_of_memory_and_has_a_speed_contradicts_itself() -> None:
@@ -71,12 +72,12 @@ def test_a_row_that_ran_out_of_memory_and_has_a_speed_contradicts_itself() -> No
 
 def test_a_row_without_figures_is_skipped_and_says_so() -> None:
     (row,) = rows("gpus,batch,samples/s\n1,2,-\n")
-    assert (row.state, row.reason) == ("skipped", "the table has no figures for it")
+    assert (row.state, message_of(row.why)) == ("skipped", "the table has no figures for it")
 
 
 def test_a_contradiction_is_named_and_the_figures_stand_as_they_were() -> None:
     (row,) = rows("gpus,samples,epochs,samples/s,runtime\n1,1000,1,10.00,150.0\n")
-    assert messages(row) == ("samples/s x runtime is 1,500, samples x epochs is 1,000: 50.0% more",)
+    assert messages(row) == ("samples/s x runtime is 1,500, but samples x epochs is 1,000: 50.0% more",)
     assert (known(row.samples_per_s).value, known(row.whole_s).value) == (10.0, 150.0)
 
 

@@ -85,9 +85,9 @@ def test_tables_of_articles_are_read_with_names_of_columns_alone(article: str) -
 
 def test_a_row_that_ran_out_of_memory_is_never_the_fastest() -> None:
     text = "name,samples/s,memory\nsmall,2.0,20GB\nlarge,9.0,OOM\nlarger,3.0,22GB\n"
-    assert headline(text).startswith("The fastest is larger with 3.00 samples/s, 1.5 times as fast as small; ")
+    assert headline(text).startswith("The fastest is larger at 3.00 samples/s, 1.5 times as fast as small; ")
     assert "2 of 3 cells measured, 1 out of memory" in headline(text)
-    assert headline("name,tokens/s,memory\na,20,20GB\nb,90,OOM\n").startswith("The fastest is a with 20.0 tokens/s")
+    assert headline("name,tokens/s,memory\na,20,20GB\nb,90,OOM\n").startswith("The fastest is a at 20.0 tokens/s")
     first = "name,samples/s,memory\nlarge,9.0,OOM\nsmall,2.0,20GB\nlarger,3.0,22GB\n"
     assert "1.5 times as fast as small" in headline(first)
 
@@ -95,7 +95,7 @@ def test_a_row_that_ran_out_of_memory_is_never_the_fastest() -> None:
 def test_labels_that_differ_hold_back_the_ratio() -> None:
     text = "name,Kernels,samples/s\na,naive,2.0\nb,fused,3.0\nc,fused,2.5\n"
     assert headline(text) == (
-        "The fastest is b with 3.00 samples/s, though cells differ in Kernels; 3 of 3 cells measured."
+        "The fastest is b at 3.00 samples/s, though cells differ in Kernels; 3 of 3 cells measured."
     )
     assert "1.5 times as fast as a" in headline(text.replace("fused", "naive"))
     # A date that differs in every row tells nothing.

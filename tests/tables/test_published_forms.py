@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from multinode.stats.estimate import Estimate
 from multinode.tables.imported_columns import ImportedColumn
 from multinode.tables.imported_table import Extras, ImportedRow, ImportedTable, parse_table
 from multinode.tables.imported_titles import nearest_column, read_title
+from tests.golden import Golden
 
 TABLES = Path(__file__).parent / "cases"
 CASES = json.loads((TABLES / "cases.json").read_text())
@@ -114,39 +116,70 @@ def test_what_may_be_read_in_two_ways_or_is_another_quantity_is_refused(title: s
     assert f"{title}: {cell!r}: expected " in error.message
 
 
-def test_a_memory_that_no_worker_has_was_in_another_unit() -> None:
-    message = refused("gpus,memory_gb\n1,15387\n").message
-    assert message == "table.csv:2: memory_gb: '15387': 14,330 GiB is more than a worker can have; did you mean MiB?"
+TWO_TABLES = "| gpus | samples/s |\n|--|--|\n| 8 | 14.2 |\n\ntext\n\n| gpus | tokens/s |\n|--|--|\n| 16 | 900 |\n"
+UNKNOWN = "gpus,TFLOPs/GPU,loss,samples_s,samples/s\n8,120,0.1,3,14.2\n"
 
 
-def test_a_comma_among_semicolons_is_refused() -> None:
-    assert "'1,234' is ambiguous (decimal or thousands separator)" in refused("gpus;tokens/s\n1;1,234\n").message
-
-
-def test_all_unknown_columns_are_one_error_and_two_ways_past_it() -> None:
-    text = "gpus,TFLOPs/GPU,loss,samples_s,samples/s\n8,120,0.1,3,14.2\n"
-    error = refused(text)
-    assert error.message == (
-        "table.csv:1: 3 unknown columns: 'TFLOPs/GPU' (nearest: tgs), 'loss', 'samples_s' (nearest: samples)"
+def test_what_cannot_be_read_is_refused(golden: Golden) -> None:
+    cases: dict[str, tuple[str, str, dict[str, Any]]] = {
+        "a memory that no worker has": ("gpus,memory_gb\n1,15387\n", "a.csv", {}),
+        "a comma among semicolons": ("gpus;tokens/s\n1;1,234\n", "a.csv", {}),
+        "a share above 100%": ("mfu\n0.4\n120\n", "a.csv", {}),
+        "a batch of millions": ("GPUs,Batch Size,tokens/s\n64,4M,205440\n", "a.csv", {}),
+        "unknown columns": (UNKNOWN, "a.csv", {}),
+        "numbers of an unknown column": ('gpus,mystery,samples/s\n8,"12~14",1\n', "a.csv", {}),
+        "workers of a data loader": ("num_workers,samples/s\n4,120\n", "a.csv", {}),
+        "nothing measured without them": ("gpus,img rate,loss\n8,120,0.1\n", "a.csv", {"skip_unknown": True}),
+        "nothing measured": ("gpus,Speed of it\n8,fast\n", "a.csv", {"skip_unknown": True}),
+        "--column without its title": ("gpus\n1\n", "a.csv", {"columns": {"speed 1": "tokens/s"}}),
+        "--column without its name": ("gpus,v\n1,2\n", "a.csv", {"columns": {"v": "token/h/s"}}),
+        **{
+            f"--column '{title}={name}'": (f"gpus,{title}\n8,9\n", "a.csv", {"columns": {title: name}})
+            for title, name in (
+                ("Speed A (tokens/s)", "samples/s"),
+                ("Speed A (%)", "samples/s"),
+                ("Latency (ms)", "tokens/s"),
+                ("it/s", "samples/s"),
+                ("Wall (GB)", "runtime"),
+            )
+        },
+        "a title that turns the text around": ("gpus,a\u202eb,samples/s\n8,x,1\n", "a.csv", {}),
+        "a column of words and numbers": ("gpus,Kernels\n8,fused\n8,7\n", "a.csv", {}),
+        "two columns of one title": ("gpus,Kernels,Kernels\n8,fused,naive\n", "a.csv", {}),
+        "two tables": (TWO_TABLES, "a.md", {}),
+        "--table 3 of two": (TWO_TABLES, "a.md", {"table": 3}),
+        "--table 2 of one": ("gpus\n1\n", "a.csv", {"table": 2}),
+        "a shifted row": ("gpus  samples/s  tokens/s\n8  14.2\n16     2.5  900\n", "a.txt", {}),
+        "prose": ("8 GPUs are fast.\nTruly.\n", "a.txt", {}),
+        "Markdown without a table": ("gpus, samples/s\n", "a.md", {}),
+        **{
+            text: (text, "a.json", {})
+            for text in (
+                '[{"gpus": 8}, {"gpus": 0}]',
+                '[{"gpus": [8]}]',
+                '{"gpus": [8], "tok/s": []}',
+                '[{"gpus": 8, "v": 1}]',
+                "[7]",
+                "7",
+                '{"log_history": [{"loss": 1}]}',
+            )
+        },
+    }
+    golden.check_errors(
+        "refused_forms", {case: refused(text, file, **more) for case, (text, file, more) in cases.items()}
     )
-    table = read(text, columns={"TFLOPs/GPU": "model_tflops"}, skip_unknown=True)
+    # The words are the parser's.
+    assert refused("{", "a.json").message.startswith("a.json: it is not JSON")
+
+
+def test_there_are_two_ways_past_unknown_columns() -> None:
+    table = read(UNKNOWN, columns={"TFLOPs/GPU": "model_tflops"}, skip_unknown=True)
     assert figures(table.rows[0]) == {"world_size": 8, "model_tflops": 120, "samples_per_s": 14.2}
     assert table.ignored == ("loss", "samples_s")
 
 
-def test_unknown_columns_are_not_left_out_until_nothing_measured_is_left() -> None:
-    text = "gpus,img rate,loss\n8,120,0.1\n"
-    error = refused(text, skip_unknown=True)
-    assert error.message == "table.csv: nothing measured is left without 'img rate', 'loss'"
-    assert "--column" in (error.hint or "")
-    text_only = refused("gpus,Speed of it\n8,fast\n", skip_unknown=True)
-    assert text_only.message == "table.csv: nothing measured is left without unknown columns"
+def test_a_row_out_of_memory_is_measured() -> None:
     assert rows("gpus,samples/s\n8,OOM\n", skip_unknown=True)[0].out_of == "gpu"
-
-
-def test_a_column_that_is_named_has_to_be_there_and_its_name_to_be_known() -> None:
-    assert "it has no column 'speed 1'" in refused("gpus\n1\n", columns={"speed 1": "tokens/s"}).message
-    assert "there is no column 'token/h/s'" in refused("gpus,v\n1,2\n", columns={"v": "token/h/s"}).message
 
 
 @pytest.mark.parametrize(
@@ -182,36 +215,19 @@ def test_unit_and_scale_of_a_title_count_whatever_column_the_user_names(
     assert figures(row) == pytest.approx({column: value})
 
 
-@pytest.mark.parametrize(
-    ("title", "name", "unit"),
-    [
-        ("Speed A (tokens/s)", "samples/s", "'tokens/s', a unit of tokens_per_s"),
-        ("Speed A (%)", "samples/s", "'%', a unit of share"),
-        ("Latency (ms)", "tokens/s", "'ms', a unit of time"),
-        ("it/s", "samples/s", "'it/s', a unit of steps_per_s"),
-        ("Wall (GB)", "runtime", "'GB', a unit of memory"),
-    ],
-)
-def test_a_title_in_the_unit_of_another_quantity_is_refused(title: str, name: str, unit: str) -> None:
-    error = refused(f"gpus,{title}\n8,9\n", columns={title: name})
-    assert error.message == f"table.csv: --column {title}={name}: the title has {unit}"
-
-
 def test_text_of_an_unknown_column_is_a_label() -> None:
     text = "gpus,Kernels,Hint,samples/s\n8,fused,-,14.2\n8,naive,,12\n8,,-,11\n"
     table = read(text)
     assert [row.labels for row in table.rows] == [{"Kernels": "fused"}, {"Kernels": "naive"}, {}]
     assert (table.labels, table.ignored) == (("Kernels",), ("Hint",))
-    assert refused("gpus,a\u202eb,samples/s\n8,x,1\n").message == "table.csv:1: a title: invalid character U+202E"
-    assert refused("gpus,Kernels\n8,fused\n8,7\n").message.startswith("table.csv:1: unknown column 'Kernels'")
-    assert refused("gpus,Kernels,Kernels\n8,fused,naive\n").message == "table.csv:2: two columns are called 'Kernels'"
 
 
 @pytest.mark.parametrize(
     "cell", ["7", "0", "-3.5", "1.88x", "45 %", "$3.20", "12~14", "1.2e+16", "28:04", "2h05m", "1,234.5", "3 epochs"]
 )
 def test_numbers_of_an_unknown_column_are_an_error(cell: str) -> None:
-    assert "unknown column 'mystery'" in refused(f'gpus,mystery,samples/s\n8,"{cell}",1\n').message
+    number = refused('gpus,mystery,samples/s\n8,"7",1\n')
+    assert refused(f'gpus,mystery,samples/s\n8,"{cell}",1\n').message == number.message
 
 
 @pytest.mark.parametrize("cell", ["fused", "A100", "8x H100", "2025-02-16", "config_A100x1x8", "v1.13", "True"])
@@ -223,17 +239,10 @@ def test_shares_above_one_are_percent_in_the_whole_column() -> None:
     found = rows("MFU,HFU\n40.85,0.45\n0.90,45%\n45.2%,0.5\n")
     assert [row.figures["mfu"].value for row in found] == pytest.approx([0.4085, 0.009, 0.452])
     assert [row.figures["hfu"].value for row in found] == pytest.approx([0.45, 0.45, 0.5])
-    assert "expected a positive share" in refused("mfu\n0.4\n120\n").message
 
 
 def test_one_of_several_tables_is_chosen_by_its_number() -> None:
-    text = "| gpus | samples/s |\n|--|--|\n| 8 | 14.2 |\n\ntext\n\n| gpus | tokens/s |\n|--|--|\n| 16 | 900 |\n"
-    error = refused(text, "a.md")
-    assert error.message == "a.md: it has 2 tables: 1 in line 1 ('gpus', 'samples/s'); 2 in line 7 ('gpus', 'tokens/s')"
-    assert error.hint == "--table N reads one of them"
-    assert figures(rows(text, "a.md", table=2)[0]) == {"world_size": 16, "tokens_per_s": 900}
-    assert "--table 3: it has 2 tables" in refused(text, "a.md", table=3).message
-    assert "--table 2: it has 1 table" in refused("gpus\n1\n", table=2).message
+    assert figures(rows(TWO_TABLES, "a.md", table=2)[0]) == {"world_size": 16, "tokens_per_s": 900}
 
 
 @pytest.mark.parametrize(
@@ -282,9 +291,6 @@ def test_an_empty_cell_of_aligned_text_is_the_one_under_its_title() -> None:
         {"world_size": 8, "samples_per_s": 14.2},
         {"world_size": 16, "tokens_per_s": 900},
     )
-    shifted = "gpus  samples/s  tokens/s\n8  14.2\n16     2.5  900\n"
-    assert refused(shifted, "a.txt").message == "a.txt:2: 2 cells under 3 titles"
-    assert "it has no table" in refused("8 GPUs are fast.\nTruly.\n", "a.txt").message
 
 
 @pytest.mark.parametrize(
@@ -331,32 +337,12 @@ def test_markdown_has_text_around_its_table_and_marks_in_it() -> None:
     assert (row.words, figures(row), row.line) == ({"device": "A100"}, {"samples_per_s": 14.2}, 7)
     other = "| a | b |\n|---|---|\n| 1 | 2 |\n\n"
     assert len(rows(other + text + "\n" + other, "a.md")) == 1
-    twice = refused(text + "\n" + text, "a.md").message
-    assert "it has 2 tables: 1 in line 5 ('GPU', 'samples/s'); 2 in line 15" in twice
-    assert "it has no table" in refused("gpus, samples/s\n", "a.md").message
 
 
 @pytest.mark.parametrize(("text", "found"), CASES["json"])
 def test_json_is_read_in_the_forms_that_programs_write(text: str, found: dict[str, float]) -> None:
     (row,) = rows(text, "a.json")
     assert figures(row) == found
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "a.json: it is not JSON"),
-        ('[{"gpus": 8}, {"gpus": 0}]', "a.json: row 2: gpus: '0': expected a whole number"),
-        ('[{"gpus": [8]}]', "a.json: row 1: expected one word or number"),
-        ('{"gpus": [8], "tok/s": []}', "a.json: its columns have different lengths"),
-        ('[{"gpus": 8, "v": 1}]', "a.json: row 1: unknown column 'v'"),
-        ("[7]", "a.json: row 1: expected an object"),
-        ("7", "a.json: expected a list of rows"),
-        ('{"log_history": [{"loss": 1}]}', "a.json: its training was not finished"),
-    ],
-)
-def test_json_that_is_no_table_says_where(text: str, said: str) -> None:
-    assert refused(text, "a.json").message.startswith(said)
 
 
 def test_what_transformers_logs_to_wandb_is_named_by_the_user() -> None:
@@ -376,10 +362,6 @@ def test_megatrons_figures_are_read_by_the_names_of_its_log() -> None:
     assert figures(row) == pytest.approx({"world_size": 8, "step_time_ms": 4093.5, "model_tflops": 181.2})
 
 
-def test_a_batch_of_millions_counts_tokens_and_is_refused() -> None:
-    assert "did you mean tokens?" in refused("GPUs,Batch Size,tokens/s\n64,4M,205440\n").message
-
-
 @pytest.mark.parametrize(
     ("title", "nearest"),
     [
@@ -396,7 +378,3 @@ def test_a_batch_of_millions_counts_tokens_and_is_refused() -> None:
 def test_the_nearest_column_is_that_of_the_name_or_of_the_unit(title: str, nearest: str | None) -> None:
     assert read_title(title) is None
     assert nearest_column(title) == nearest
-
-
-def test_the_workers_of_a_data_loader_are_no_devices() -> None:
-    assert "num_workers" in refused("num_workers,samples/s\n4,120\n").message

@@ -162,7 +162,9 @@ def test_exactly_the_rows_that_contradict_themselves_by_more_than_two_percent_ar
         if row.contradictions
     }
     assert named == {
-        "rtx-4090-x1-qlora-paged-batch4": ("tokens/s is 1,169.29, samples/s x tokens / samples is 1,142.54: 2.3% more",)
+        "rtx-4090-x1-qlora-paged-batch4": (
+            "tokens/s is 1,169.29, but samples/s x tokens / samples is 1,142.54: 2.3% more",
+        )
     }
 
 
@@ -170,8 +172,8 @@ def test_a_slip_of_the_pen_in_either_table_is_named() -> None:
     text = (CONFIGS / "published_batches.csv").read_text().replace("0.157,20.108", "0.175,20.108")
     slipped = imported_rows(parse_table(text, "published_batches.csv", Extras()).rows)[0]
     assert tuple(found.message for found in slipped.contradictions) == (
-        "steps/s x runtime is 35.6467, the number of steps is 32: 11.4% more",
-        "samples/s over steps/s is 114.903, the global batch is 128: 10.2% less",
+        "steps/s x runtime is 35.6467, but the number of steps is 32: 11.4% more",
+        "samples/s divided by steps/s is 114.903, but the global batch is 128: 10.2% less",
     )
 
 

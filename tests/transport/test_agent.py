@@ -13,6 +13,7 @@ from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFail
 from multinode.transport.agent import AgentArchive, AgentStream, AgentTransport
 from multinode.transport.base import Completed
 from multinode.transport.fake import GREETING, FakeStream, FakeTransport
+from tests.golden import Golden, error_of
 
 NODE = Node(name="a")
 ARCHIVE = AgentArchive(b"the agent")
@@ -71,26 +72,28 @@ def test_an_agent_that_is_missing_is_sent_once_and_then_run() -> None:
     assert f"~/{ARCHIVE.path}'" in upload
 
 
-def test_an_agent_that_stays_missing_is_no_endless_loop() -> None:
-    answers: Iterator[Answer] = iter([MISSING, Completed(exit_code=0, stdout=b"", stderr=b""), MISSING])
-    with pytest.raises(NodeFailed, match="exited with code 2"):
-        call(lambda _: next(answers))
-
-
-def test_an_agent_that_broke_in_our_own_code_is_not_asked_again() -> None:
-    traceback = f'File "/root/{ARCHIVE.path}/multinode_agent/node/main.py", line 1: a defect'.encode()
-    broken = Completed(exit_code=1, stdout=b"", stderr=traceback)
-    answers: Iterator[Answer] = iter([broken])
-    with pytest.raises(NodeFailed, match="a defect"):
-        call(lambda _: next(answers))
-
-
-def test_a_home_directory_that_cannot_be_written_says_so() -> None:
+def test_why_a_node_runs_no_agent_is_said_and_it_is_not_asked_again(golden: Golden) -> None:
+    sent = Completed(exit_code=0, stdout=b"", stderr=b"")
     full = Completed(exit_code=1, stdout=b"", stderr=b"sh: 1: cannot create: No space left on device\n")
-    answers: Iterator[Answer] = iter([MISSING, full])
-    with pytest.raises(NodeFailed, match=r"could not be stored in ~/.multinode/agent: .*No space left") as caught:
-        call(lambda _: next(answers))
-    assert "df -h" in str(caught.value.hint)
+    traceback = f'File "/root/{ARCHIVE.path}/multinode_agent/node/main.py", line 1: a defect'.encode()
+    no_python = Completed(exit_code=127, stdout=b"", stderr=b"bash: python3: command not found\n")
+    crashed = Completed(exit_code=1, stdout=b"", stderr=b"x" * 10_000 + b"\nSyntaxError: invalid syntax\n")
+    cases: dict[str, tuple[Answer, ...]] = {
+        "it stays missing": (MISSING, sent, MISSING),
+        "it broke in our own code": (Completed(exit_code=1, stdout=b"", stderr=traceback),),
+        "the home directory is full": (MISSING, full),
+        "no python3": (no_python,),
+        "it printed a lot": (crashed,),
+        "it printed nothing": (sent, sent, sent),
+    }
+
+    def asked(answers: tuple[Answer, ...]) -> MultinodeError:
+        left = iter(answers)
+        return error_of(call, lambda _: next(left))
+
+    golden.check_errors(
+        "no_agent", {case: asked(answers) for case, answers in cases.items()}, shown={ARCHIVE.path: "AGENT"}
+    )
 
 
 class Shell(FakeStream):
@@ -135,44 +138,19 @@ def test_what_a_bashrc_prints_first_is_passed_over_whatever_it_looks_like(before
     assert agent.call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5).cores == 2
 
 
-@pytest.mark.parametrize(
-    ("code", "words", "hint"),
-    [
-        (0, "swallowed the command: it printed Not today.", "ssh a echo ok"),
-        (1, "exited with code 1: Not today.", "ssh a"),
-        (127, "python3, which the agent needs, is not on the PATH of a non-interactive shell: no shim", "python="),
-    ],
-)
-def test_what_a_node_printed_instead_of_an_answer_is_shown(code: int, words: str, hint: str) -> None:
-    transport = ShellTransport(b"Not today.", exit_code=code, stderr=b"no shim" if code == 127 else b"")
-    with pytest.raises(NodeFailed) as caught:
-        AgentTransport(transport, ARCHIVE).call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5)
-    assert words in caught.value.message
-    assert hint in str(caught.value.hint)
+def test_what_a_node_printed_instead_of_an_answer_is_shown(golden: Golden) -> None:
+    def answered(code: int) -> MultinodeError:
+        transport = ShellTransport(b"Not today.", exit_code=code, stderr=b"no shim" if code == 127 else b"")
+        agent = AgentTransport(transport, ARCHIVE)
+        return error_of(agent.call, NODE, "probe", {"schema": 1}, Facts, deadline_s=5)
+
+    golden.check_errors("no_answer", {f"exit code {code}": answered(code) for code in (0, 1, 127)})
 
 
 def test_an_error_record_is_the_nodes_own_words_without_control_characters() -> None:
     error = failure([b'{"kind":"error","message":"no\\n\\u001b[31mworkdir","hint":"mkdir\\u0007 it"}\n'])
     assert isinstance(error, NodeFailed)
     assert (error.message, error.hint) == ("no  [31mworkdir", "a says: mkdir  it")
-
-
-def test_a_node_without_python3_is_told_what_to_install() -> None:
-    error = failure(Completed(exit_code=127, stdout=b"", stderr=b"bash: python3: command not found\n"))
-    assert "is not on the PATH" in error.message
-    assert "apt-get install python3" in str(error.hint)
-
-
-def test_an_agent_that_crashed_shows_the_end_of_what_it_printed() -> None:
-    stderr = b"x" * 10_000 + b"\nSyntaxError: invalid syntax\n"
-    error = failure(Completed(exit_code=1, stdout=b"", stderr=stderr))
-    assert "exited with code 1" in error.message
-    assert error.message.endswith("SyntaxError: invalid syntax")
-    assert len(error.message) < 500
-
-
-def test_an_agent_that_went_without_a_word_is_lost() -> None:
-    assert isinstance(failure(Completed(exit_code=0, stdout=b"", stderr=b"")), ContactLost)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +303,7 @@ def test_a_channel_is_let_go_of_however_its_agent_ends() -> None:
     assert stream.is_closed
 
 
-def test_a_channel_that_waited_with_an_old_python_is_let_go_of() -> None:
+def test_a_channel_that_waited_with_an_old_python_is_let_go_of(golden: Golden) -> None:
     class Old(RefusedStream):
         def read_line(self, deadline_s: float) -> bytes:
             del deadline_s
@@ -335,8 +313,8 @@ def test_a_channel_that_waited_with_an_old_python_is_let_go_of() -> None:
     agent = AgentTransport(fake, ARCHIVE)
     stream = Old(fake, NODE, "x")
     agent.keep(NODE, AgentStream(stream, NODE))
-    with pytest.raises(NodeFailed, match=r"Python 3\.8\.1"):
-        agent.call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5)
+    old = error_of(agent.call, NODE, "probe", {"schema": 1}, Facts, deadline_s=5)
+    golden.check_errors("old_python", {"Python 3.8": old})
     assert stream.is_closed
 
 
@@ -385,7 +363,7 @@ def test_a_node_that_could_not_be_reached_early_is_told_at_the_first_use_and_tri
     transport = Unreachable()
     agent = AgentTransport(transport, ARCHIVE)
     agent.start_early([NODE])
-    with pytest.raises(ConnectError, match="refused"):
+    with pytest.raises(ConnectError):
         agent.call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5)
     assert transport.tried == 1
     assert agent.call(NODE, "probe", {"schema": 1}, Facts, deadline_s=5).cores == 2

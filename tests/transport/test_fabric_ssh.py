@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from multinode.cluster.cluster import Node
-from multinode.errors import UsageError
 from multinode.transport.fabric_ssh import make_connection
+from tests.golden import Golden, error_of
 
 from .sshd import make_key
 
@@ -67,26 +67,18 @@ def test_jump_hosts_get_the_same_deadlines_and_the_same_strictness(home: Path) -
     assert policies == {"_RejectUnknown"}
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ("nonsense", "does not accept its SSH settings"),
-        ("Host box\n Port many\n", "does not accept its SSH settings"),
-        ('Host box\n UserKnownHostsFile "a b\n', "does not accept its SSH settings"),
-        ("Host box\n UserKnownHostsFile ~/known\n", "does not accept its SSH settings"),
-        ("Host box\n UserKnownHostsFile ~/marked\n", "marked has a line with @revoked"),
-    ],
-)
-def test_settings_that_cannot_be_understood_are_the_users_to_mend(home: Path, config: str, words: str) -> None:
+def test_settings_that_cannot_be_understood_are_the_users_to_mend(home: Path, golden: Golden) -> None:
     (home / "known").write_text("box ssh-ed25519 !!!!x\n")
     (home / "marked").write_text("@revoked box ssh-ed25519 AAAA\n")
-    with pytest.raises(UsageError, match=words) as caught:
-        connect(home, config.replace("~", str(home)))
-    assert "install an OpenSSH client" in str(caught.value.hint)
-
-
-def test_a_jump_host_that_is_no_address_or_a_missing_configuration_are_too(home: Path) -> None:
-    with pytest.raises(UsageError, match="SSH settings"):
-        connect(home, "", Node(name="box", jump="gate:many"))
-    with pytest.raises(UsageError, match="No such file"):
-        make_connection(Node(name="box", ssh_config=f"{home}/gone"), connect_timeout_s=1)
+    configs = {
+        "no setting": "nonsense",
+        "a port that is not a number": "Host box\n Port many\n",
+        "an open quote": 'Host box\n UserKnownHostsFile "a b\n',
+        "a known_hosts with a broken key": f"Host box\n UserKnownHostsFile {home}/known\n",
+        "a known_hosts with @revoked": f"Host box\n UserKnownHostsFile {home}/marked\n",
+    }
+    errors = {case: error_of(connect, home, config) for case, config in configs.items()}
+    errors["a jump host that is not an address"] = error_of(connect, home, "", Node(name="box", jump="gate:many"))
+    gone = Node(name="box", ssh_config=f"{home}/gone")
+    errors["no configuration"] = error_of(make_connection, gone, connect_timeout_s=1)
+    golden.check_errors("fabric_settings", errors, home)

@@ -13,7 +13,6 @@ import pytest
 
 from multinode.check.probe import probe
 from multinode.cluster.cluster import Cluster, Node, local_cluster
-from multinode.errors import ContactLost, NodeFailed
 from multinode.job.launch_options import LaunchOptions
 from multinode.job.planning import plan_launch
 from multinode.launch.session import Chunk, Ended, FollowedRecord
@@ -21,6 +20,7 @@ from multinode.records.benchmark import CollectiveTest, Message
 from multinode.stats.unknown import reason_of
 from multinode.transport.agent import AgentStream, AgentTransport, load_archive
 from multinode.transport.local import LocalTransport
+from tests.golden import Golden, error_of
 from tests.node.localnode import LocalNode, wait_until
 
 DEADLINE_S = 20.0
@@ -96,20 +96,18 @@ def test_a_flood_on_stderr_after_the_end_of_the_output_is_taken_too(local: Local
     assert (late.exit_code, len(late.stderr)) == (0, 1 << 16)
 
 
-@pytest.mark.parametrize(
-    ("command", "why"), [("exec cat /dev/zero", "its answer is too long"), ("kill -9 $$", "killed by SIGKILL")]
-)
-def test_an_answer_without_end_or_of_a_command_that_is_killed_is_none(
-    local: LocalTransport, node: Node, command: str, why: str
+def test_a_command_that_gives_no_whole_answer_says_why_and_keeps_no_deadline_waiting(
+    local: LocalTransport, node: Node, tmp_path: Path, golden: Golden
 ) -> None:
-    with pytest.raises(ContactLost, match=why):
-        local.run(node, command, deadline_s=DEADLINE_S)
-
-
-def test_a_command_that_does_not_read_keeps_no_deadline_waiting(local: LocalTransport, node: Node) -> None:
     began = time.monotonic()
-    with pytest.raises(ContactLost, match="does not read"):
-        local.run(node, "exec sleep 60", stdin=bytes(1 << 20), deadline_s=0.2)
+    away = LocalTransport(tmp_path / "gone")
+    errors = {
+        "an answer without end": error_of(local.run, node, "exec cat /dev/zero", deadline_s=DEADLINE_S),
+        "a command that is killed": error_of(local.run, node, "kill -9 $$", deadline_s=DEADLINE_S),
+        "one that does not read": error_of(local.run, node, "exec sleep 60", stdin=bytes(1 << 20), deadline_s=0.2),
+        "no home directory": error_of(away.run, node, "true", deadline_s=DEADLINE_S),
+    }
+    golden.check_errors("local", errors, tmp_path)
     assert time.monotonic() - began < 30
 
 
@@ -121,19 +119,12 @@ def test_letting_go_stops_nothing_and_leaves_no_zombie(local: LocalTransport, no
     assert (home / "went-on").exists()
 
 
-def test_a_reader_learns_at_once_that_its_stream_was_closed(local: LocalTransport, node: Node) -> None:
+def test_a_reader_learns_at_once_that_its_stream_was_closed(local: LocalTransport, node: Node, golden: Golden) -> None:
     stream = local.open(node, "exec cat", deadline_s=DEADLINE_S)
     closer = threading.Timer(0.1, stream.close)
     closer.start()
-    with pytest.raises(ContactLost, match="abandoned"):
-        stream.read_line(DEADLINE_S)
+    golden.check_errors("local_closed", {"while it is read": error_of(stream.read_line, DEADLINE_S)})
     closer.join()
-
-
-def test_a_home_directory_that_is_not_there_says_so(node: Node, tmp_path: Path) -> None:
-    with pytest.raises(NodeFailed, match="gone") as caught:
-        LocalTransport(tmp_path / "gone").run(node, "true", deadline_s=DEADLINE_S)
-    assert caught.value.node == "localhost"
 
 
 def test_a_job_of_this_machine_is_laid_out_over_its_loopback(agent: AgentTransport, cluster: Cluster) -> None:

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from multinode.cluster.cluster import Node
-from multinode.errors import UsageError
 from multinode.transport import openssh
 from multinode.transport.base import gather
 from multinode.transport.openssh import OpensshTransport
+from tests.golden import Golden, error_of
 
 from .sshd import Sshd, started
 
@@ -136,11 +136,12 @@ def test_sockets_never_lie_in_the_home_directory_and_their_paths_are_short(
         transport.close()
 
 
-def test_a_configuration_that_ssh_refuses_is_told_in_its_words(tmp_path: Path) -> None:
+def test_a_configuration_that_ssh_refuses_is_told_in_its_words(tmp_path: Path, golden: Golden) -> None:
     config = tmp_path / "config"
     config.write_text("Nosuch yes\n")
-    with pytest.raises(UsageError, match="line 1: Bad configuration option: nosuch"):
-        OpensshTransport().open(Node(name="box", ssh_config=str(config)), "true", deadline_s=DEADLINE_S)
+    node = Node(name="box", ssh_config=str(config))
+    refused = error_of(OpensshTransport().open, node, "true", deadline_s=DEADLINE_S)
+    golden.check_errors("openssh_settings", {"no setting": refused}, tmp_path)
 
 
 def test_an_exit_code_of_255_is_the_commands_own_while_the_connection_is_there(sshd: Sshd, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from multinode.transport.agent import AgentTransport
 from multinode.transport.base import gather
 from multinode.transport.fabric_ssh import FabricStream, FabricTransport
 from multinode.transport.openssh import OpensshTransport
+from tests.golden import Golden, error_of
 
 from .silent_sshd import silent_sshd
 
@@ -128,13 +129,12 @@ def test_a_server_that_falls_silent_keeps_nothing_waiting(  # noqa: PLR0917 - a 
     assert error.node == "box"
 
 
-def test_a_connection_that_went_silent_is_given_up_for_a_new_one(tmp_path: Path) -> None:
+def test_a_connection_that_went_silent_is_given_up_for_a_new_one(tmp_path: Path, golden: Golden) -> None:
     with silent_sshd("channel", tmp_path) as server:
         transport, node = OpensshTransport(), server.node()
         for _ in range(2):
             stream = transport.open(node, "cat", deadline_s=HANGS_S)
-            with pytest.raises(ContactLost, match="sshd did not answer in time"):
-                stream.read_line(3.5)
+            golden.check_errors("silent", {"a session": error_of(stream.read_line, 3.5)})
             stream.close()
         transport.close()
         assert server.logins == 2
@@ -149,7 +149,7 @@ def test_many_keys_do_not_multiply_the_wait_for_a_silent_server(tmp_path: Path) 
             Path(f"{key}{number}").symlink_to(key)
         (tmp_path / "ssh_config").write_text((tmp_path / "ssh_config").read_text() + keys)
         error = ask(node, run, connect_timeout_s=0.5, is_connected=False)
-    assert "sshd does not answer in time" in error.message
+    assert error.message.endswith(FROZEN)
 
 
 @pytest.mark.parametrize("step", ["accept", "auth"])
@@ -158,7 +158,7 @@ def test_what_is_asked_ends_by_its_deadline_while_it_connects_or_another_does(st
     with silent_sshd(step, tmp_path) as server:
         node = server.node()
         error = ask(node, run, connect_timeout_s=4 * HANGS_S, is_connected=False)
-        assert "sshd does not answer in time" in error.message
+        assert error.message.endswith(FROZEN)
 
         def wait_for_another(transport: SshTransport, one: Node) -> object:
             begin = functools.partial(gather, [one], lambda two: run_long(transport, two), deadline_s=HANGS_S)

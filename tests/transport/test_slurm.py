@@ -14,12 +14,13 @@ import pytest
 
 from multinode.check.probe import SentFacts
 from multinode.cluster.cluster import Node
-from multinode.errors import ConnectError, ContactLost, MultinodeError, NodeFailed, NodeGone, UsageError
+from multinode.errors import ContactLost, MultinodeError
 from multinode.launch.node_runs import NodeRuns, clean
 from multinode.transport.agent import AgentTransport
 from multinode.transport.slurm import SlurmTransport, read_allocation, step_environment, submit_script
 from tests import make
 from tests.cluster.test_allocation import JOB, NODES
+from tests.golden import Golden, error_of
 
 DEADLINE_S = 20.0
 NODE = Node(name="node0", slurm_job=7)
@@ -179,31 +180,23 @@ def test_verbs_of_a_run_follow_each_other_in_a_step_with_gpus_and_others_in_one_
     assert asked[-3:] == [("probe", "--gres=gpu:a100:2"), ("runs", "--gres=none"), ("probe", "--gres=none")]
 
 
-@pytest.mark.parametrize(
-    ("said", "kind", "message"),
-    [
-        ("Unable to confirm allocation for job 7: Invalid job id specified", NodeGone, "job 7 has ended"),
-        ("Slurm job 7 has expired", NodeGone, "job 7 has ended"),
-        ("Unable to create step for job 7: Job/step already completing or completed", NodeGone, "job 7 has ended"),
-        (
-            "Unable to create step for job 7: Requested node configuration is not available",
-            NodeFailed,
-            "hold this node",
-        ),
-        ("Unable to create step for job 7: Access/permission denied", NodeFailed, "does not allow you"),
-        ("Unable to create step for job 7: Step limit reached for this job", NodeFailed, "MaxStepCount"),
-        ("Unable to contact slurm controller (connect failure)", ConnectError, "slurmctld does not answer"),
-        ("Unable to create step for job 7: Something new", ConnectError, "Something new"),
-    ],
-)
-def test_why_srun_starts_no_step_is_said_in_words(
-    said: str, kind: type[MultinodeError], message: str, agent: AgentTransport, programs: Path
-) -> None:
-    put(programs, "srun", f"#!/bin/sh\necho 'srun: error: {said}' >&2; exit 1\n")
-    with pytest.raises(kind, match=message) as caught:
-        agent.call(NODE, "probe", {"schema": 1}, SentFacts, deadline_s=DEADLINE_S)
-    assert caught.value.node == "node0"
-    assert said in caught.value.detail
+def test_why_srun_starts_no_step_is_said_in_words(agent: AgentTransport, programs: Path, golden: Golden) -> None:
+    said = (
+        "Unable to confirm allocation for job 7: Invalid job id specified",
+        "Slurm job 7 has expired",
+        "Unable to create step for job 7: Job/step already completing or completed",
+        "Unable to create step for job 7: Requested node configuration is not available",
+        "Unable to create step for job 7: Access/permission denied",
+        "Unable to create step for job 7: Step limit reached for this job",
+        "Unable to contact slurm controller (connect failure)",
+        "Unable to create step for job 7: Something new",
+    )
+
+    def asked(words: str) -> MultinodeError:
+        put(programs, "srun", f"#!/bin/sh\necho 'srun: error: {words}' >&2; exit 1\n")
+        return error_of(agent.call, NODE, "probe", {"schema": 1}, SentFacts, deadline_s=DEADLINE_S)
+
+    golden.check_errors("slurm_no_step", {words: asked(words) for words in said})
 
 
 def test_what_a_command_says_is_no_word_of_slurms(slurm: SlurmTransport) -> None:
@@ -224,13 +217,17 @@ def test_a_srun_that_does_not_end_is_killed_by_what_it_cannot_hand_on(slurm: Slu
     assert not mark.exists()
 
 
-def test_without_slurms_programs_it_says_where_they_are(slurm: SlurmTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurms_programs_it_says_where_they_are(
+    slurm: SlurmTransport, monkeypatch: pytest.MonkeyPatch, golden: Golden
+) -> None:
     slurm.run(NODE, "true", deadline_s=DEADLINE_S)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UsageError, match="srun cannot be run"):
-        slurm.open(NODE, "true", deadline_s=DEADLINE_S)
-    with pytest.raises(UsageError, match="scontrol cannot be run"):
-        read_allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node0"})
+    allocation = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node0"}
+    errors = {
+        "srun": error_of(slurm.open, NODE, "true", deadline_s=DEADLINE_S),
+        "scontrol": error_of(read_allocation, allocation),
+    }
+    golden.check_errors("slurm_no_program", errors)
 
 
 def test_a_step_that_says_nothing_is_lost_at_the_deadline(slurm: SlurmTransport, programs: Path) -> None:
@@ -239,7 +236,7 @@ def test_a_step_that_says_nothing_is_lost_at_the_deadline(slurm: SlurmTransport,
         slurm.run(NODE, "true", deadline_s=0.3)
 
 
-def test_the_allocation_that_we_are_in_is_a_cluster(programs: Path) -> None:
+def test_the_allocation_that_we_are_in_is_a_cluster(programs: Path, golden: Golden) -> None:
     found = read_allocation(os.environ)
     assert found is not None
     cluster, text = found
@@ -247,14 +244,13 @@ def test_the_allocation_that_we_are_in_is_a_cluster(programs: Path) -> None:
     assert text.startswith("# Slurm job 7\nnode0 ")
     assert read_allocation({}) is None
     put(programs, "scontrol", SCONTROL.replace("RUNNING", "TIMEOUT"))
-    with pytest.raises(UsageError, match="is TIMEOUT"):
-        read_allocation(os.environ)
+    over = error_of(read_allocation, os.environ)
     put(programs, "scontrol", "#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n")
-    with pytest.raises(NodeGone, match="has ended"):
-        read_allocation(os.environ)
+    gone = error_of(read_allocation, os.environ)
+    golden.check_errors("slurm_no_allocation", {"its time is over": over, "it has ended": gone})
 
 
-def test_a_script_is_submitted_on_stdin(programs: Path) -> None:
+def test_a_script_is_submitted_on_stdin(programs: Path, golden: Golden) -> None:
     put(programs, "sbatch", f"#!/bin/sh\n[ \"$*\" = --parsable ] && cat > {programs}/script && echo '42;cluster'\n")
     assert submit_script("#!/bin/bash\n", os.environ) == 42
     assert (programs / "script").read_text() == "#!/bin/bash\n"
@@ -263,5 +259,5 @@ def test_a_script_is_submitted_on_stdin(programs: Path) -> None:
         "sbatch",
         "#!/bin/sh\necho 'sbatch: error: Batch job submission failed: Invalid partition' >&2; exit 1\n",
     )
-    with pytest.raises(MultinodeError, match="Invalid partition"):
-        submit_script("#!/bin/bash\n", os.environ)
+    refused = error_of(submit_script, "#!/bin/bash\n", os.environ)
+    golden.check_errors("slurm_not_submitted", {"a partition that is not there": refused})

@@ -13,6 +13,7 @@ from multinode.network.nccl_tuning import TunedSetting, TuneReport
 from multinode.network.tuning_screen import show
 from multinode.records.benchmark import CollectiveTest
 from multinode.stats.estimate import Estimate
+from multinode.stats.unknown import Unknown
 from multinode.sweep.cell_sheet import show as show_table
 from multinode.sweep.cell_sheet import with_notes
 from multinode.sweep.cells import Cheapest
@@ -38,7 +39,9 @@ CELLS = {
         )
     ),
     "table-published": PUBLISHED,
-    "table-empty": msgspec.structs.replace(SWEEP, cells=(), notes=(Finding(message="No row of 16 matches nodes=4."),)),
+    "table-empty": msgspec.structs.replace(
+        SWEEP, cells=(), notes=(Finding(message="None of the 16 rows matches nodes=4."),)
+    ),
 }
 
 
@@ -61,7 +64,7 @@ TUNED = TuneReport(
     settings=(
         tried("sockets", 1.05, NCCL_SOCKET_NTHREADS="1", NCCL_NSOCKS_PERTHREAD="4"),
         tried("sockets", 1.24, **SOCKETS),
-        TunedSetting(axis="algorithm", env={"NCCL_ALGO": "allreduce:tree"}, reason="no algorithm available"),
+        TunedSetting(axis="algorithm", env={"NCCL_ALGO": "allreduce:tree"}, gain=Unknown("no algorithm available")),
         tried("protocol", 1.02, NCCL_PROTO="Simple"),
         tried("protocol", 0.61, NCCL_PROTO="LL"),
         tried("buffer", 0.99, NCCL_BUFFSIZE="8388608"),
@@ -77,7 +80,8 @@ TUNINGS = {
     "tune-nothing": msgspec.structs.replace(
         TUNED,
         settings=tuple(
-            msgspec.structs.replace(one, gain=about(0.99)) if one.gain is not None else one for one in TUNED.settings
+            msgspec.structs.replace(one, gain=about(0.99)) if isinstance(one.gain, Estimate) else one
+            for one in TUNED.settings
         ),
         together=None,
         jumbo_gain=None,

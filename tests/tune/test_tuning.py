@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from multinode.findings.finding import Finding
 from multinode.profile.observed import ObservedNode, observe
 from multinode.records.samples import EvaluationSample, LossSample, Sample
 from multinode.tune.judge import SAME_LOSS, Tuning, judge
@@ -37,7 +38,7 @@ REBOUND = seeds("rebound", 60, 3.0, 1.9, 2.2, 2.4)
 GONE = trial("gone", *((60, curve(3.0, 1.9, 1.8, None)) for _ in SEEDS))
 # Of three seeds one did not reach it, by less than the noise.
 SHORT = trial("short", *((60, curve(3.0, 2.5, 2.2, end)) for end in (2.03, 1.9, 1.95)))
-FAILED = trial("failed", reason="out of memory", state="out_of_memory")
+FAILED = trial("failed", why=Finding(message="out of memory"), state="out_of_memory")
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,36 @@ def test_what_is_recommended_reaches_the_loss_sooner_than_one_node_beyond_noise(
     found = judge(ASKED, (BASELINE, ALONE, *trials))
     assert (found.outcome, found.recommended, found.best) == (outcome, recommended, best)
     assert found.loss_of == "held-out"
+
+
+@pytest.mark.parametrize(
+    ("losses", "needed"),
+    [
+        # 8% above at the half, 2.5% at the end: every doubling leaves 0.31 of the gap, and 1.4 of them leave 0.5%.
+        ((3.3, 2.7, 2.3, 2.05), 270),
+        # As far above as at the half, or further.
+        ((3.3, 2.7, 2.3, 2.16), None),
+        ((3.3, 2.5, 2.3, 2.05), None),
+        # So slowly that nobody would wait for it.
+        ((3.3, 2.7, 2.3, 2.15), None),
+        # Not worse.
+        ((3.3, 2.7, 2.3, 2.0), None),
+    ],
+)
+def test_a_loss_that_comes_closer_says_how_many_steps_its_verdict_needs(
+    losses: tuple[float, ...], needed: int | None
+) -> None:
+    found = judge(msgspec.structs.replace(ASKED, steps=100), (BASELINE, ALONE, seeds("other", 80, *losses)))
+    assert [row.needs_steps for row in found.rows] == [None, None, needed]
+
+
+def test_a_gap_is_between_runs_as_far_in_their_schedules() -> None:
+    """A run on more samples is compared at its own half and at its own end, not where the other one ends."""
+    losses, more = (3.3, 2.7, 2.3, 2.05), 1120
+    other = trial("other", *((80 * by, curve(*(loss + off for loss in losses), samples=more)) for by, off in SEEDS))
+    found = judge(msgspec.structs.replace(ASKED, steps=100), (BASELINE, ALONE, other))
+    assert [row.samples for row in found.rows] == [800, 800, more]
+    assert found.rows[2].needs_steps == 270
 
 
 def test_where_one_node_is_slower_too_the_training_stays_as_it_is() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from multinode.errors import UsageError
 from multinode.predict.advice import RankedOption, rank_options
 from multinode.stats.estimate import exactly, of_bounds
 from multinode.tune.trial import Shortlist, candidate_of, make_shortlist, steps_needed
+from tests.golden import Golden, error_of
 from tests.levers.compressed import compressed
 from tests.predict.test_advice import changed, named, state
+
+ROUNDS = ("16 steps", "16 steps in fp16", "64 steps in fp16")
 
 
 def ranked(gbit_per_s: float = 0.1) -> tuple[RankedOption, ...]:
@@ -22,7 +24,7 @@ def with_beside(one: RankedOption, interval: tuple[float, float]) -> RankedOptio
 
 def hopeful() -> tuple[RankedOption, ...]:
     """All of them as if they may be faster than one node."""
-    return tuple(with_beside(one, (0.5, 1.5)) for one in ranked())
+    return tuple(with_beside(one, (0.5, 2.0)) for one in ranked())
 
 
 def names(found: Shortlist) -> list[str]:
@@ -49,16 +51,21 @@ def test_each_kind_comes_once_before_any_comes_twice() -> None:
 @pytest.mark.parametrize(
     ("steps", "too_long"),
     [
-        (192, []),
-        (64, ["DiLoCo every 64 steps in fp16"]),
-        (47, ["DiLoCo every 64 steps in fp16", "local SGD every 16 steps", "local SGD every 16 steps in fp16"]),
+        # Ten rounds of DiLoCo, on up to 2.47 times the samples.
+        (260, []),
+        # Three rounds are not enough for its outer momentum.
+        (259, ["DiLoCo every 64 steps in fp16"]),
+        (125, ["DiLoCo every 64 steps in fp16"]),
+        (124, ["DiLoCo every 64 steps in fp16", "local SGD every 64 steps in fp16"]),
+        (35, ["DiLoCo every 64 steps in fp16", "local SGD every 64 steps in fp16"]),
+        (34, ["DiLoCo every 64 steps in fp16", *(f"local SGD every {every}" for every in ROUNDS)]),
     ],
 )
 def test_a_round_needs_as_many_steps_as_show_it(steps: int, too_long: list[str]) -> None:
     found = make_shortlist(hopeful(), steps=steps, most=20)
     assert sorted(one.name for one in found.left_out if one.reason == "short" and " every " in one.name) == too_long
     needed = {one.name: one.needs_steps for one in found.left_out if one.reason == "short"}
-    assert needed.get("DiLoCo every 64 steps in fp16", 192) == 192
+    assert needed.get("DiLoCo every 64 steps in fp16", 260) == 260
 
 
 def test_accumulation_has_fewer_steps_for_as_many_samples() -> None:
@@ -79,6 +86,28 @@ def test_what_is_surely_slower_than_one_node_is_not_tried() -> None:
     assert set(reasons(found).values()) == {"slower"}
 
 
+def test_averaging_that_reaches_a_loss_after_one_node_is_not_tried_unless_it_is_picked() -> None:
+    no_slower = [with_beside(one, (1.05, 1.2)) for one in ranked()]
+    found = make_shortlist(no_slower, steps=1000, most=20)
+    late = {name for name, reason in reasons(found).items() if reason == "late"}
+    # By samples/s all of them are faster than one node; those that exchange in every step are judged by that.
+    assert late == {f"local SGD every {every}" for every in ROUNDS}
+    assert {"local SGD every 4 steps", "gradients in fp16"} <= set(names(found))
+    picked = make_shortlist(no_slower, steps=1000, most=1, picks=("local SGD every 64",))
+    assert names(picked) == ["local SGD every 64 steps in fp16"]
+
+
+def test_by_loss_the_best_averaging_is_the_one_that_reaches_it_first() -> None:
+    """At a fast link, rounds of 64 steps are faster still, but take more samples than their speed is worth."""
+    every = {name: next(one for one in hopeful() if one.advice.name == f"local SGD every {name}") for name in ROUNDS}
+    fast = [
+        one._replace(advice=changed(one.advice, gain=exactly(gain)))
+        for one, gain in zip(every.values(), (1.4, 1.45, 1.5), strict=True)
+    ]
+    assert names(make_shortlist(fast, steps=1000, most=1)) == ["local SGD every 16 steps in fp16"]
+    assert names(make_shortlist(fast, steps=1000, most=1, judge="speed")) == ["local SGD every 64 steps in fp16"]
+
+
 def test_what_gains_little_or_does_not_fit_is_not_tried() -> None:
     one = next(one for one in hopeful() if one.advice.name == "gradients in fp16")
     little = one._replace(advice=changed(one.advice, gain=exactly(1.04)))
@@ -93,21 +122,23 @@ def test_a_candidate_has_what_was_predicted_of_it() -> None:
     one = next(one for one in ranked() if one.advice.name == "gradients in fp16")
     found = candidate_of(one, "fp16")
     advice = named(tuple(each.advice for each in ranked()), "gradients in fp16")
-    assert (found.label, found.name, found.kind, found.meaning) == ("fp16", advice.name, "gradients", advice.meaning)
+    assert (found.label, found.name, found.kind, found.effects) == ("fp16", advice.name, "gradients", advice.effects)
     assert (found.nodes, found.workers_per_node) == (2, 1)
     assert found.change.options == "--grad-compress fp16"
     assert found.predicted_samples_per_s == advice.outlook.samples_per_s
     assert found.against_one_node == advice.against_one_node
+    assert found.samples_ratio == 1
+    rounds = next(one for one in ranked() if one.advice.name == "local SGD every 16 steps")
+    assert candidate_of(rounds, "rounds").samples_ratio == pytest.approx(1 / 0.715)
 
 
-def test_what_is_picked_is_tried_whatever_is_predicted_of_it_but_not_where_it_does_not_fit() -> None:
+def test_what_is_picked_is_tried_whatever_is_predicted_of_it_but_not_where_it_does_not_fit(golden: Golden) -> None:
     one = next(one for one in hopeful() if one.advice.name == "gradients in fp16")
     slow = with_beside(one._replace(advice=changed(one.advice, gain=exactly(0.9))), (0.1, 0.9))
     large = one._replace(advice=changed(one.advice, name="large", fits=False))
     assert names(make_shortlist([slow, large], steps=64, most=4, picks=("fp16",))) == ["gradients in fp16"]
-    with pytest.raises(UsageError, match="none of the changes can be tried") as caught:
-        make_shortlist([slow, large], steps=64, most=4, picks=("large",))
-    assert caught.value.hint == "available: 'gradients in fp16'; too large for the GPUs: 'large'"
+    refused = error_of(make_shortlist, [slow, large], steps=64, most=4, picks=("large",))
+    golden.check_errors("refused_picks", {"--only large": refused})
 
 
 def test_by_speed_no_run_is_too_short() -> None:

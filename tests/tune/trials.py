@@ -11,9 +11,9 @@ __all__ = ["SAMPLES", "curve", "trial"]
 SAMPLES = 800
 
 
-def curve(*losses: float | None) -> tuple[LossPoint, ...]:
-    """These losses at equal distances, the last one after 800 samples."""
-    return tuple(LossPoint(samples=SAMPLES * number / len(losses), loss=loss) for number, loss in enumerate(losses, 1))
+def curve(*losses: float | None, samples: int = SAMPLES) -> tuple[LossPoint, ...]:
+    """These losses at equal distances, the last one after all samples."""
+    return tuple(LossPoint(samples=samples * number / len(losses), loss=loss) for number, loss in enumerate(losses, 1))
 
 
 def trial(label: str, *runs: tuple[float, tuple[LossPoint, ...]], **others: Any) -> CandidateTrial:

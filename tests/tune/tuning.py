@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from multinode.cluster.hostfile import parse_hostfile
-from multinode.job.job import LlamaFactoryJob, parse_llamafactory, render_job
+from multinode.job.job import TrainingJob, parse_training, render_job
 from multinode.launch.context import ExecuteOptions, Launch, Launched, RunContext, StopRequest
 from multinode.profile.summary import Summary
 from multinode.records.plan import LaunchPlan, PlanFile
@@ -44,7 +44,7 @@ End = str | Exception | None
 
 def tuning_request(**fields: Any) -> TuningRequest:
     """Of the small model, for 20 minutes."""
-    job = parse_llamafactory(fields.pop("yaml", YAML), "job.yaml")
+    job = parse_training(fields.pop("yaml", YAML), "job.yaml")
     launch = Launch(
         cluster=parse_hostfile(HOSTS, "hosts"), hostfile=HOSTS, job=job, execute=ExecuteOptions(kind="tuning")
     )
@@ -61,7 +61,7 @@ def tuning_request(**fields: Any) -> TuningRequest:
 
 def steps_of(what: Launch) -> int:
     """What a run was asked to make."""
-    assert isinstance(what.job, LlamaFactoryJob)
+    assert isinstance(what.job, TrainingJob)
     steps: int = what.job.config["max_steps"]
     return steps
 
@@ -75,7 +75,7 @@ class Elsewhere:
         ends: Callable[[str], End] = lambda _: None,
         *,
         evaluates: bool = True,
-        loss_by_round: float = 1 / 64,
+        loss_by_round: float = 1 / 16,
     ) -> None:
         self.runs = runs
         self.ends = ends  # what a run comes to, by the label of its cell and its seed
@@ -104,7 +104,7 @@ class Elsewhere:
         return CellRun(launched=self._keep(what, end))
 
     def _keep(self, what: Launch, kind: str | None) -> Launched:
-        assert isinstance(what.job, LlamaFactoryJob)
+        assert isinstance(what.job, TrainingJob)
         nodes, job = len(what.cluster.nodes), what.job
         every = what.levers.round_steps
         accumulation = job.config.get("gradient_accumulation_steps", 1)
@@ -113,7 +113,7 @@ class Elsewhere:
         step_ms = COMPUTE_MS * accumulation + sent
         plan = directory.read("plan.json", LaunchPlan)
         assert plan is not None
-        file = PlanFile(path="job.yaml", text=render_job(job, {}))
+        file = PlanFile(path="job.yaml", text=render_job(job))
         first = changed(plan.nodes[0], files=(file,))
         plan = changed(
             plan,
@@ -147,7 +147,7 @@ class Elsewhere:
         directory.write("run.json", run)
         return Launched(run=run, summary=summary, plan=plan, directory=directory)
 
-    def _keep_losses(self, directory: RunDirectory, job: LlamaFactoryJob, every: int, batch: int) -> None:
+    def _keep_losses(self, directory: RunDirectory, job: TrainingJob, every: int, batch: int) -> None:
         """A loss that falls with the samples; averaging seldom costs a part of that, and larger steps too."""
         folder = directory.path / "samples" / "node-0"
         folder.mkdir(parents=True)

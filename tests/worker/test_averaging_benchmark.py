@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PREPARE = f"""
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "benchmarks")!r}]
 import averaging as benchmark
-shape = benchmark.Shape(width=16, layers=2, heads=2)
+shape = benchmark.Shape(width=16, layers=2, heads=2, bf16=False)
 """
 COMPARED = """
 from multinode.levers.averaging import parse_average
@@ -59,10 +58,10 @@ text = benchmark.Text(data, data)
 told = {}
 for average, lora in ((None, False), ("diloco:4:fp16", False), ("local:4", True)):
     training = benchmark.Training(base=0, batch=2, rate=0.01, average=average, lora=lora, steps=120)
-    whole = benchmark.train(training, text, benchmark.Store(Path(FOLDER) / f"whole {average}"), shape)
-    store = benchmark.Store(Path(FOLDER) / f"resumed {average}")
-    benchmark.train(training._replace(steps=60), text, store, shape)
-    told[str(average)] = [whole, benchmark.train(training, text, store, shape)]
+    whole = benchmark.train(training, text, benchmark.Store(Path(FOLDER) / f"whole {average}", shape))
+    store = benchmark.Store(Path(FOLDER) / f"resumed {average}", shape)
+    benchmark.train(training._replace(steps=60), text, store)
+    told[str(average)] = [whole, benchmark.train(training, text, store)]
 tell(told)
 """
 
@@ -91,6 +90,18 @@ def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path: Path) -> Non
         assert [steps for steps, _ in whole][:3] in ([0, 50, 100], [0, 52, 100])
 
 
+def test_a_rate_warms_up_and_may_decay() -> None:
+    sys.path.append(str(ROOT / "benchmarks"))
+    import averaging  # noqa: PLC0415 - a program, found by its folder
+
+    constant = averaging.Training(base=0, batch=2, rate=0.1, steps=120)
+    for training, rates in (
+        (constant, [0.002, 0.1, 0.1, 0.1]),
+        (constant._replace(decays=True), [0.002, 0.1, 0.05, 0]),
+    ):
+        assert [round(training.rate_at(number), 2 if number > 100 else 4) for number in (1, 50, 86, 120)] == rates
+
+
 def test_the_tables_have_steps_to_the_same_loss_and_what_an_exchange_leaves_of_them(tmp_path: Path) -> None:
     def curve(speed: float) -> list[list[float]]:
         return [[steps, 5.0 - 0.001 * speed * steps] for steps in range(0, 1201, 50)]
@@ -107,24 +118,37 @@ def test_the_tables_have_steps_to_the_same_loss_and_what_an_exchange_leaves_of_t
         key(4, "diloco:64"): curve(-1.0),
         key(4).replace("seed=0", "seed=2"): curve(1.0),
         key(4, "local:16").replace("seed=0", "seed=2"): curve(1.75),
-        f"lora {key(4)}": curve(1.0),
-        f"lora {key(8)}": curve(2.0),
     }
+    # At the end of a decay: one node loses 0.1 with every doubling of its steps.
+    ends = {key(4): {192: 2.1, 384: 2.0, 768: 1.9}, key(8): {384: 1.95}, key(4, "local:64"): {384: 2.2}}
+    curves |= {
+        f"lora {name} decay={steps}": [[0, 5.0], [steps, loss]]
+        for name, losses in ends.items()
+        for steps, loss in losses.items()
+    }
+    curves[f"lora {key(8).replace('seed=0', 'seed=1')} decay=384"] = [[0, 5.0], [384, 1.85]]
     times = {"1gbit": {"step_s": 0.25, "exchange_s": 1.0}}
     file = tmp_path / "results.json"
-    file.write_text(json.dumps({"schema": "multinode.benchmark.averaging/1", "times": times, "curves": curves}))
     sys.path.append(str(ROOT / "benchmarks"))
     import averaging  # noqa: PLC0415 - a program, found by its folder
 
+    file.write_text(averaging.results_text(averaging.Results(curves, times, averaging.Shape())))
     shown = averaging.report(averaging.read_results(file)).splitlines()
-    assert (
-        "| all parameters | rate, loss | r | C/T 0.1 | C/T 0.3 | C/T 1 | C/T 3 | C/T 10 | C/T 30 | 1gbit: C/T 4 |"
-        in shown
-    )
+    costs = "C/T 0.1 | C/T 0.3 | C/T 1 | C/T 3 | C/T 10 | C/T 30"
+    assert f"| constant rate, base 1500 | rate, loss | r | {costs} | 1gbit: C/T 4 |" in shown
+    assert not [line for line in shown if "base 500" in line]
     # The best rate of each counts, and all seeds.
     assert "| 1500 | 4 x 128 | 0.001, 3.850 | 0.001, 3.275 | 1.50 (1.50-1.50) |" in shown
     assert "| DDP | 0.001, 3.275 | 1.50 (1.50-1.50) | 1.36 | 1.15 | 0.75 | 0.38 | 0.14 | 0.05 | 0.30 |" in shown
     assert "| local:16 | 0.001, 3.562 | 1.50 (1.25-1.75) | 1.49 | 1.47 | 1.41 | 1.26 | 0.92 | 0.52 | 1.20 |" in shown
     assert "| local:64 | 0.001, 4.712 | 0.25 (0.25-0.25) | 0.25 | 0.25 | 0.25 | 0.24 | 0.22 | 0.17 | 0.24 |" in shown
     assert "| diloco:64 | 0.001, 6.150 | not reached | - | - | - | - | - | - | - |" in shown
-    assert "| DDP | 0.001, 2.700 | 2.00 (2.00-2.00) | 1.82 | 1.54 | 1.00 | 0.50 | 0.18 | 0.06 |" in shown
+    assert shown[-7:] == [
+        f"| decaying rate, LoRA, base 1500 | rate, loss | r | {costs} |",
+        "|---|---|---|---|---|---|---|---|---|",
+        "| one node, 192 steps | 0.001, 2.100 | | | | | | | |",
+        "| one node, 384 steps | 0.001, 2.000 | | | | | | | |",
+        "| one node, 768 steps | 0.001, 1.900 | | | | | | | |",
+        "| DDP, 384 steps | 0.001, 1.900 (1.850-1.950) | 2.12 (1.41-2.83) | 1.93 | 1.63 | 1.06 | 0.53 | 0.19 | 0.07 |",
+        "| local:64, 384 steps | 0.001, 2.200 | 0.25 (0.25-0.25) | 0.25 | 0.25 | 0.25 | 0.24 | 0.22 | 0.17 |",
+    ]

@@ -5,6 +5,7 @@ It then starts the workers through torchrun with a static rendezvous, as our tor
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ import msgspec
 from multinode.errors import UsageError
 from multinode.job.engines.engine import Engine, EngineKind
 from multinode.job.engines.place import program_words, run_module
-from multinode.job.job import Job, LlamaFactoryJob
+from multinode.job.job import Job, TrainingJob
 from multinode.records.plan import Place, PlanFile, Rendezvous
 
 _FILE = "accelerate.yaml"
@@ -21,6 +22,8 @@ _FILE = "accelerate.yaml"
 _ALONE = frozenset({"NO", "MULTI_CPU"})
 # Numbers in accelerate's configuration, from 1.
 _SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+# Without one in its configuration.
+_ZERO_STAGE = 2
 _Job = TypeVar("_Job")
 
 
@@ -65,11 +68,16 @@ def parse_accelerate(text: str, source: str) -> dict[str, Any]:
 
 
 def with_accelerate(job: _Job, accelerate: Mapping[str, Any]) -> _Job:
-    """The job with the FSDP settings of accelerate's configuration added, in the Trainer's keys. For reading only."""
-    settings = accelerate.get("fsdp_config")
-    if not isinstance(job, LlamaFactoryJob) or accelerate.get("distributed_type") != "FSDP":
+    """The job with the sharding of accelerate's configuration added, in the Trainer's keys. For reading only."""
+    kind = accelerate.get("distributed_type")
+    if not isinstance(job, TrainingJob) or kind not in {"FSDP", "DEEPSPEED"}:
         return job
+    settings = accelerate.get(f"{kind.lower()}_config")
     settings = settings if isinstance(settings, dict) else {}
+    if kind == "DEEPSPEED":
+        own = job.config | job.own_keys({"deepspeed": _FILE})
+        text = job.deepspeed_text or _zero_json(settings)
+        return msgspec.structs.replace(job, config=own, deepspeed_text=text)
     version = fsdp_version(settings)
     strategy = str(settings.get("fsdp_sharding_strategy", _SHARDING[0])).upper()
     if strategy.isdigit():
@@ -79,7 +87,14 @@ def with_accelerate(job: _Job, accelerate: Mapping[str, Any]) -> _Job:
     # Its launcher passes the strategy in the environment.
     config = {"version": version, "sharding_strategy": strategy}
     fsdp = {"fsdp": f"{strategy.lower()} auto_wrap", "fsdp_config": config}
-    return msgspec.structs.replace(job, config=job.config | fsdp)
+    return msgspec.structs.replace(job, config=job.config | job.own_keys(fsdp))
+
+
+def _zero_json(settings: Mapping[str, Any]) -> str:
+    """The DeepSpeed configuration that accelerate makes of its own keys."""
+    parts = {name: settings.get(f"{name}_device") for name in ("offload_optimizer", "offload_param")}
+    zero = {name: {"device": device} for name, device in parts.items() if isinstance(device, str)}
+    return json.dumps({"zero_optimization": {"stage": settings.get("zero_stage", _ZERO_STAGE), **zero}})
 
 
 def fsdp_version(config: object) -> int:

@@ -11,6 +11,9 @@ from multinode.job.engines.engine import Engine, EngineKind
 from multinode.job.engines.place import program_words, run_module
 from multinode.job.job import Job, ScriptJob
 from multinode.records.plan import Place, Rendezvous
+from multinode.units import format_count
+
+_NO_RANK = "--no_local_rank"
 
 
 class _DeepSpeed(EngineKind):
@@ -20,7 +23,8 @@ class _DeepSpeed(EngineKind):
         self, engine: Engine, rendezvous: Rendezvous, place: Place, job: Job, env: dict[str, str]
     ) -> tuple[str, ...]:
         # As under `deepspeed`, a script gets `--local_rank=N` first. LLaMA-Factory would take that for its YAML.
-        without = () if isinstance(job, ScriptJob) else ("--no_local_rank",)
+        words = program_words(place, job)
+        without = () if isinstance(job, ScriptJob) or _NO_RANK in words else (_NO_RANK,)
         # Node names and the devices of each, in node-rank order. The launcher sets CUDA_VISIBLE_DEVICES for its own
         # node and only counts those of the others.
         world: dict[str, list[int] | list[str]] = {
@@ -38,7 +42,7 @@ class _DeepSpeed(EngineKind):
             f"--master_addr={rendezvous.addr}",
             f"--master_port={rendezvous.port}",
             *without,
-            *program_words(place, job),
+            *words,
         )
 
 
@@ -49,8 +53,8 @@ def _devices(place: Place, variable: str, visible: str) -> list[str]:
     named = [name.strip() for name in visible.split(",") if name.strip()]
     if len(named) < place.nproc:
         raise UsageError(
-            f"{variable} names {len(named)} devices on node rank {place.node_rank}, but {place.nproc} workers run "
-            "there",
+            f"{variable} names {format_count(len(named), 'device')} on node rank {place.node_rank}, but "
+            f"{format_count(place.nproc, 'worker')} run there",
             hint=f"--workers-per-node {len(named)}" if named else "DeepSpeed's launcher needs one device per worker",
         )
     return named[: place.nproc]

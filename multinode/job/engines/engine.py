@@ -16,11 +16,11 @@ from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
 from multinode.job.engines import ENGINES
 from multinode.job.engines.place import node_command
-from multinode.job.job import Job, LlamaFactoryJob
+from multinode.job.job import Job
 from multinode.records.plan import Place, PlanFile, Rendezvous
 
-OF_YAML, OF_SCRIPT = "llamafactory", "torchrun"
-"""The engines of jobs for which none is asked."""
+OF_SCRIPT = "torchrun"
+"""The engine of scripts for which none is asked."""
 
 
 class EngineKind(ABC):
@@ -29,18 +29,20 @@ class EngineKind(ABC):
     Attributes:
         starts_workers: whether it starts a Python process for each worker; otherwise it starts a program once on each
             node, which starts what it needs.
-        config_file: the file in the run's directory that says all of what is trained; None if it runs a program.
+        ends: whether what it starts comes to an end by itself.
         takes_configuration: whether the user may give a configuration of accelerate.
         sharded_by: the library of which each worker saves its own part of a checkpoint; None if the job decides.
         packages: those of the job's environment whose version decides how it is started.
+        splits_words: whether a path with a space becomes two words of the command that it runs.
         assumed: what a plan assumes as long as nothing is known of a node; None is nothing.
     """
 
     starts_workers: bool = True
-    config_file: str | None = None
+    ends: bool = True
     takes_configuration: bool = False
     sharded_by: str | None = None
     packages: tuple[str, ...] = ()
+    splits_words: bool = False
     assumed: str | None = None
 
     def why_not(self, job: Job) -> UsageError | None:
@@ -61,6 +63,10 @@ class EngineKind(ABC):
         """Files that the engine itself reads on the node."""
         return ()
 
+    def serves(self, place: Place, job: Job) -> int | None:
+        """The port on which the job answers requests on this node; None if it answers none there."""
+        return None
+
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """What starts the workers: one of `ENGINES`, and the user's accelerate configuration, if any."""
@@ -78,7 +84,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         """
         kind = find_kind(self.name)
         if kind is None:
-            raise UsageError(f"unknown engine {self.name!r}", hint=f"one of {', '.join(ENGINES)}")
+            raise UsageError(f"unknown engine {self.name!r}", hint=f"use one of {', '.join(ENGINES)}")
         return kind
 
     def command(self, rendezvous: Rendezvous, place: Place, job: Job, env: dict[str, str]) -> Command:
@@ -105,13 +111,12 @@ def choose_engine(
     *,
     passes_local_rank: bool = False,
 ) -> Engine:
-    """The engine that was asked for, or the job's default: LLaMA-Factory for its YAML, torchrun for a script.
+    """The engine that was asked for, or the job's default: that of its framework, torchrun for a script.
 
     Raises:
         UsageError: the engine is unknown, or cannot run such a job.
     """
-    own = OF_YAML if isinstance(job, LlamaFactoryJob) else OF_SCRIPT
-    name = engine if engine is not None else own
+    name = engine if engine is not None else job.kind.engine
     chosen = Engine(name=name, accelerate=accelerate or {}, passes_local_rank=passes_local_rank)
     refusal = chosen.kind.why_not(job)
     if refusal is not None:

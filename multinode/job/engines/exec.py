@@ -5,7 +5,7 @@ from __future__ import annotations
 from multinode.errors import UsageError
 from multinode.job.engines.engine import Engine, EngineKind
 from multinode.job.engines.place import program_words
-from multinode.job.job import Job, LlamaFactoryJob, ScriptJob
+from multinode.job.job import Job, ScriptJob, TrainingJob
 from multinode.records.plan import Place, Rendezvous
 
 
@@ -13,10 +13,10 @@ class _Exec(EngineKind):
     starts_workers = False
 
     def why_not(self, job: Job) -> UsageError | None:
-        if not isinstance(job, LlamaFactoryJob):
+        if not isinstance(job, TrainingJob):
             return None
         return UsageError(
-            "the exec engine runs a program; this is a LLaMA-Factory YAML",
+            f"the exec engine runs a program; this is a {job.kind.title} training",
             hint="remove --engine, or put the program after --",
         )
 

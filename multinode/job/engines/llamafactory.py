@@ -7,7 +7,7 @@ import re
 from multinode.errors import UsageError
 from multinode.job.engines.engine import Engine, EngineKind
 from multinode.job.engines.place import JOB_FILE
-from multinode.job.job import Job, ScriptJob
+from multinode.job.job import Job, TrainingJob
 from multinode.records.plan import Place, Rendezvous
 
 _PACKAGE = "llamafactory"
@@ -16,15 +16,16 @@ _NODE_RANK_SINCE = (0, 9, 1)
 
 
 class _LlamaFactory(EngineKind):
-    config_file = JOB_FILE
     packages = (_PACKAGE,)
+    splits_words = True
     assumed = "versions: unknown, so both RANK and NODE_RANK are set, for LLaMA-Factory before 0.9.1"
 
     def why_not(self, job: Job) -> UsageError | None:
-        if not isinstance(job, ScriptJob):
+        if isinstance(job, TrainingJob) and job.kind.engine == _PACKAGE:
             return None
+        what = f"a {job.kind.title} training" if isinstance(job, TrainingJob) else "a script"
         return UsageError(
-            "the llamafactory engine needs a YAML; this is a script",
+            f"the llamafactory engine needs a YAML of LLaMA-Factory; this is {what}",
             hint="use multinode launch train.yaml, or another --engine",
         )
 

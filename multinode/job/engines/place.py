@@ -10,6 +10,7 @@ from multinode.job.job import Job, ScriptJob
 from multinode.records.plan import Place, Rendezvous
 
 JOB_FILE = "job.yaml"
+"""The file of a training's keys, in the run's directory."""
 
 # Left over in a shell profile, each of these would change a run unseen (torchrun reads PET_* as its options).
 STRAY_VARIABLES = (
@@ -31,16 +32,13 @@ STRAY_VARIABLES = (
     "TORCH_ELASTIC_WORKER_IDENTICAL",
 )
 _FLIGHT_RECORDS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-# Below those of the rendezvous.
+# Below the ports of the rendezvous.
 _RAS_PORTS = range(12000, 20000)
-# torchrun, accelerate and DeepSpeed's launcher take a module after `--module`; LLaMA-Factory's launcher trains if a
-# worker runs it.
-_LLAMAFACTORY_WORKER = ("--module", "llamafactory.launcher")
 
 
 def program_words(place: Place, job: Job) -> tuple[str, ...]:
-    """What each worker runs, behind the options of a launcher: a script, or LLaMA-Factory with the job's YAML."""
-    return job.words if isinstance(job, ScriptJob) else (*_LLAMAFACTORY_WORKER, f"{place.run_dir}/{JOB_FILE}")
+    """What each worker runs, behind the options of a launcher: a script, or a framework with the job's keys."""
+    return job.words if isinstance(job, ScriptJob) else job.words(f"{place.run_dir}/{JOB_FILE}")
 
 
 def node_command(

@@ -7,7 +7,6 @@ is aborted, and the next copy sends the rest.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import hashlib
 import os
@@ -18,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Optional
 
 from ..channel import AgentError, Record
-from ..facts.files import find_existing
 from ..manifest import BLOCK_BYTES, DIGEST_BYTES, STAGING, File, Flags, Manifest, is_staging
 
 _OWN = 0o700
@@ -26,7 +24,7 @@ _HASHING_THREADS = 4
 _LOCK = "lock"
 
 
-class _StagedPath(NamedTuple):
+class StagedPath(NamedTuple):
     """One path on this node: its final place, and the directory where its arriving files are staged."""
 
     final: str
@@ -34,16 +32,17 @@ class _StagedPath(NamedTuple):
 
     @property
     def tree(self) -> str:
+        """Where the files of the path are staged."""
         return os.path.join(self.staging, "tree")
 
 
-def _find_place(path: str) -> _StagedPath:
+def _find_place(path: str) -> StagedPath:
     # The path itself may be a symbolic link to another disk.
     final = os.path.realpath(path)
     if os.path.isdir(final):
-        return _StagedPath(final, os.path.join(final, STAGING))
+        return StagedPath(final, os.path.join(final, STAGING))
     folder, name = os.path.split(final)
-    return _StagedPath(final, os.path.join(folder, f".{name}{STAGING}"))
+    return StagedPath(final, os.path.join(folder, f".{name}{STAGING}"))
 
 
 class Store:
@@ -56,7 +55,7 @@ class Store:
 
     def __init__(self, manifest: Manifest, paths: Sequence[str]) -> None:
         if len(paths) != len(manifest.roots):
-            raise AgentError("refused: the list of files has other paths than were asked for")
+            raise AgentError("refused: the list of files has paths that were not requested")
         self.manifest = manifest
         self.places = [_find_place(path) for path in paths]
         self.has = bytearray(b"\1" * manifest.block_count)  # by block, whether it is here and equal to the source's
@@ -78,7 +77,7 @@ class Store:
                 count = os.preadv(descriptor, [view[filled:]], offset + filled)
                 filled += count
             if filled < size_bytes or self._has_changed(file, os.fstat(descriptor)):
-                raise AgentError(f"{self.path(file)} has changed while it was copied", hint="copy it once more")
+                raise AgentError(f"{self.path(file)} changed while it was copied", hint="copy it again")
         finally:
             os.close(descriptor)
         return view
@@ -151,7 +150,7 @@ class CopyTarget(Store):
         # Files that are in place and equal to the source's; then bytes of others that an earlier copy has staged.
         self._equal: set[File] = set()
         self._staged: dict[File, int] = {}
-        self._locked: set[_StagedPath] = set()
+        self._locked: set[StagedPath] = set()
 
     def find_candidates(self) -> bytearray:
         """Flags of the blocks that may already be here; writes no data."""
@@ -201,6 +200,8 @@ class CopyTarget(Store):
         Raises:
             AgentError: a directory cannot be written.
         """
+        from ..facts.files import find_existing
+
         needs: dict[int, Record] = {}
         for root, place in enumerate(self.places):
             folder = find_existing(place.staging)
@@ -240,17 +241,11 @@ class CopyTarget(Store):
             OSError: it cannot be written.
         """
         if block >= self.manifest.block_count or self.has[block]:
-            raise AgentError("refused: a block that was not asked for")
-        file, offset, size_bytes = self.manifest.place(block)
+            raise AgentError("refused: a block that was not requested")
+        file, _, size_bytes = self.manifest.place(block)
         if len(data) != size_bytes or hashlib.sha256(data).digest() != digest:
-            raise AgentError(f"refused: {file.name or self.path(file)} is damaged on its way")
-        descriptor = self._create(file)
-        try:
-            while data:
-                count = os.pwrite(descriptor, data, offset)
-                data, offset = data[count:], offset + count
-        finally:
-            os.close(descriptor)
+            raise AgentError(f"refused: {file.name or self.path(file)} was damaged in transit")
+        self._put(block, data)
         self.digest(block)[:] = digest
         self.has[block] = 1
 
@@ -270,7 +265,7 @@ class CopyTarget(Store):
             return
         for file in self.manifest.files:
             if file not in self._equal:
-                _set_metadata(file, self._create(file))
+                self._complete(file)
         for root, place in enumerate(self.places):
             is_new = self.manifest.roots[root] is not None and not os.path.isdir(place.final)
             # A new directory appears complete; in an existing one, files are replaced one by one.
@@ -285,24 +280,24 @@ class CopyTarget(Store):
             shutil.rmtree(place.staging)
             _sync(os.path.dirname(place.final))
 
-    def _lock(self, place: _StagedPath) -> None:
+    def _lock(self, place: StagedPath) -> None:
         """Lock a staging directory until this process ends."""
         if place in self._locked:
             return
         status = os.lstat(place.staging)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise AgentError(f"{place.staging} is not ours", hint="remove it")
+            raise AgentError(f"{place.staging} does not belong to multinode", hint="remove it")
         lock = os.open(os.path.join(place.staging, _LOCK), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise AgentError(
                 f"another copy is writing {place.final}, here or on a node that shares its file system",
-                hint="wait for its end; a file system that nodes share needs one copy",
+                hint="wait until it ends; a file system that nodes share needs only one copy",
             ) from error
         self._locked.add(place)
 
-    def _make_tree(self, root: int, top: str, place: _StagedPath) -> None:
+    def _make_tree(self, root: int, top: str, place: StagedPath) -> None:
         """Make the directories and links of one root below `top`."""
         mode = self.manifest.roots[root]
         if mode is None:
@@ -327,7 +322,7 @@ class CopyTarget(Store):
             if file.root == root and file not in self._equal:
                 os.replace(self._staged_path(file), self.path(file))
 
-    def _sweep(self, root: int, place: _StagedPath, *, delete: bool) -> None:
+    def _sweep(self, root: int, place: StagedPath, *, delete: bool) -> None:
         """Count files that the source does not have, and remove them if `delete` is set."""
         names = self.manifest.names(root)
         for folder, folders, files in os.walk(place.final):
@@ -360,10 +355,10 @@ class CopyTarget(Store):
                 continue
             raise AgentError(
                 f"{path} is {kind} here and {'a directory' if is_folder else 'a file'} on the source",
-                hint="move it away; the directory that a link leads to is copied by its own name",
+                hint="move it away; to copy the directory that a link points to, name that directory",
             )
 
-    def _clear(self, root: int, place: _StagedPath) -> None:
+    def _clear(self, root: int, place: StagedPath) -> None:
         """Remove staged files that belong to another copy."""
         wanted = {self._staged_path(file): file for file in self.manifest.files if file.root == root}
         with contextlib.suppress(FileNotFoundError):
@@ -374,6 +369,20 @@ class CopyTarget(Store):
                 os.remove(path)
             elif os.lstat(path).st_size > file.size_bytes:
                 os.truncate(path, file.size_bytes)
+
+    def _put(self, block: int, data: memoryview) -> None:
+        file, offset, _ = self.manifest.place(block)
+        descriptor = self._create(file)
+        try:
+            while data:
+                count = os.pwrite(descriptor, data, offset)
+                data, offset = data[count:], offset + count
+        finally:
+            os.close(descriptor)
+
+    def _complete(self, file: File) -> None:
+        """Give a staged file, which may be empty, its mode and time."""
+        _set_metadata(file, self._create(file))
 
     def _create(self, file: File) -> int:
         path = self._staged_path(file)
@@ -405,7 +414,8 @@ def _set_metadata(file: File, descriptor: int) -> None:
     """Set mode and time of an open file to the source's, and close it."""
     try:
         os.fchmod(descriptor, file.mode)
-        os.utime(descriptor, ns=(file.mtime_ns, file.mtime_ns))
+        if file.mtime_ns is not None:
+            os.utime(descriptor, ns=(file.mtime_ns, file.mtime_ns))
     finally:
         os.close(descriptor)
 
@@ -447,6 +457,8 @@ def _files_below(top: str) -> Iterator[str]:
 
 def _sync(folder: str) -> None:
     """Flush the file system of a folder to disk."""
+    import ctypes
+
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):

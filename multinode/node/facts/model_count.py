@@ -2,7 +2,9 @@
 
 Nothing is loaded but config.json, and no memory is needed. How the model is built and its adapters are attached is the
 question's: a Python source that defines `build(asked)` and `attach(model, asked)`, from the module of the job's
-framework. Code from the model's directory runs only if the job itself trusts it.
+framework. Code from the model's directory runs only if the job itself trusts it. The weights that a token is multiplied
+with, of a mixture of experts those that are active, are counted as workers count them, with the question's copy of
+worker/token_work.py.
 """
 
 from __future__ import annotations
@@ -47,28 +49,33 @@ def counted(asked):
             merged[-1]["times"] += 1
         else:
             merged.append(part)
-    return dict(told, parts=merged)
+    try:
+        work = token_work(weights_of(model), [model])
+    except Exception as error:
+        work = {"is": "unknown", "reason": "%s: %s" % (type(error).__name__, error)}
+    return dict(told, parts=merged, work=work)
 def adapters(told):
     return sum(each[0] * part["times"] for part in told["parts"] for each in part["tensors"] if each[3])
 """
-"""Defines `counted(asked)` where the question's source is defined and torch imported."""
+"""Defines `counted(asked)` where the question's sources are defined and torch imported."""
 _SCRIPT = f"""
 import sys; sys.path[:] = [p for p in sys.path if p]
 import json, os
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", CUDA_VISIBLE_DEVICES="", TRANSFORMERS_VERBOSITY="error")
 asked = json.load(sys.stdin)
 import torch
+exec(asked["work"])
 exec(asked["source"])
 {COUNTING}
 try:
     answer = counted(asked)
-    small = None
+    adapted = None
     if not adapters(answer):
         try:
-            small = adapters(counted(dict(asked, arguments=dict(asked["arguments"], **asked["small"])))) or None
+            adapted = counted(dict(asked, arguments=dict(asked["arguments"], **asked["adapter"])))
         except Exception:
             pass
-    answer = dict(answer, small=small)
+    answer = dict(answer, adapted=adapted if adapted and adapters(adapted) else None)
 except Exception as error:
     answer = dict(trouble="%s: %s" % (type(error).__name__, error))
 print("\\n{_MARK}" + json.dumps(answer))
@@ -77,7 +84,7 @@ print("\\n{_MARK}" + json.dumps(answer))
 
 def query_count(python: str, model: str, question: Record, deadline_s: float) -> Query:
     """Ask the interpreter to build the model of a directory and to count its tensors."""
-    asked = {"model": model, **{key: question[key] for key in ("source", "arguments", "small")}}
+    asked = {"model": model, **{key: question[key] for key in ("work", "source", "arguments", "adapter")}}
     # Not the job's directory: a file there must not stand in for a package.
     return Query([python, "-c", _SCRIPT], deadline_s=deadline_s, cwd="/", stdin=json.dumps(asked))
 

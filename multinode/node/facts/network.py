@@ -372,6 +372,13 @@ def is_port_taken(port: int) -> bool:
     return False
 
 
+def listens(port: int, pids: Collection[int]) -> bool:
+    """Whether one of these processes listens on the port."""
+    tables = [parse_table(try_read(f"/proc/net/{name}", TABLE_CHARACTERS) or "", LISTENING) for name in ("tcp6", "tcp")]
+    wanted = {row.inode for rows in tables for row in rows if row.port == port}
+    return bool(wanted) and any(wanted & _socket_inodes(pid) for pid in pids)
+
+
 def find_port_users(ports: Collection[int]) -> dict[int, str]:
     """Who listens on each port: `python3 (pid 123, user alice)`; for another user's process, only the user."""
     # Both tables may have a row of a port; the listener on IPv4 wins.

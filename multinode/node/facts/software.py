@@ -34,6 +34,8 @@ _MOST_KEYS = 1000
 _PACKAGES = (
     "torch",
     "llamafactory",
+    "ms-swift",
+    "axolotl",
     "transformers",
     "accelerate",
     "deepspeed",

@@ -160,7 +160,7 @@ def open_own(path: str, flags: int) -> int:
         OSError: it does not exist, or is not a regular file.
     """
     if not stat.S_ISREG(os.lstat(path).st_mode):
-        raise FileNotFoundError(f"{path} is no file")
+        raise FileNotFoundError(f"{path} is not a file")
     return os.open(path, flags | os.O_NOFOLLOW)
 
 

@@ -150,6 +150,7 @@ class Supervisor:
         self._sentinel_pid = sentinel_pid
         self._family = Family(run.run_id, root=os.getpid(), spare={sentinel_pid})
         self._sampler = NodeSampler(run, data_nics(request), self._interval_s, self._family.spared)
+        self._sampler.serves = request.get("serves")
         self._gpu_sampler_pid: Optional[int] = None
         self._status = new_status()
         self._unsaved = False

@@ -144,6 +144,7 @@ class NodeSampler:
         self._kernel_log = KernelLog()
         self._inspector = InspectorReader(run.path)
         self.job_pid: Optional[int] = None  # pid of the job, once it has started
+        self.serves: Optional[int] = None  # port on which the job is to answer requests, until it listens there
 
     def due_in_s(self) -> float:
         """Seconds until the next sample is due."""
@@ -168,7 +169,9 @@ class NodeSampler:
             strange = [name for name in names if not is_samples_name(name)]
             if strange:
                 others = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
-                self._file.note(f"samples in {strange[0][:100]!r}{others} are passed over: no name of such a file")
+                self._file.note(
+                    f"samples in {strange[0][:100]!r}{others} are ignored: that is not the name of a samples file"
+                )
 
     def _sample(self, *, is_slow_due: bool) -> None:
         readers: list[Callable[[], Record]] = [partial(_read_nic, name) for name in (*self._ifnames, *self._rdma_ports)]
@@ -179,6 +182,7 @@ class NodeSampler:
         records = [record for read in readers for record in self._try(read)]
         if is_slow_due:
             records += [*self._read_limit(), *self._kernel_log.read(), *self._inspector.read()]
+            records += self._try(self._read_listening)
         self._try(partial(self._file.append, records))
 
     def _try(self, action: Callable[[], Optional[Record]]) -> list[Record]:
@@ -197,6 +201,17 @@ class NodeSampler:
             "job_cores": self._clock.read_cores(),
             **_in_gib(self._memory.read(self.job_pid)),
         }
+
+    def _read_listening(self) -> Optional[Record]:
+        port = self.serves
+        if port is None:
+            return None
+        from ..facts.network import listens
+
+        if not listens(port, self._clock.members):
+            return None
+        self.serves = None
+        return {"kind": "listening", "port": port}
 
     def _read_limit(self) -> list[Record]:
         try:
@@ -294,6 +309,11 @@ class JobClock:
         self._strangers: set[int] = set()
         self._look_again = 0.0
         self._before: Optional[tuple[float, float]] = None
+
+    @property
+    def members(self) -> set[int]:
+        """The descendants, as of the last reading."""
+        return self._members
 
     def read_cores(self) -> Optional[float]:
         """Cores used since the last call; None for the first call, or if the last one was too recent."""

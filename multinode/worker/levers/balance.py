@@ -238,7 +238,7 @@ class BatchBalance:
 
     def refusal(self, why: str) -> BalanceError:
         """The error for a training that cannot be balanced."""
-        message = "multinode: %s: %s; leave the option out" % (self.settings.option, why)
+        message = "multinode: %s: %s; remove the option" % (self.settings.option, why)
         return BalanceError(message[:_MOST_WORDS])
 
     def _before_forward(self, module: Any) -> None:
@@ -257,7 +257,7 @@ class BatchBalance:
             raise self.refusal(self._why_no_weight)
         elif means != expected[together]:
             # The other workers would wait in an all-reduce that this one does not call.
-            message = "losses are called %d times, and were %d times in the first step"
+            message = "losses are called %d times, but were called %d times in the first step"
             raise self.refusal(message % (means, expected[together]))
 
     def _agree(self, module: Any, means: int) -> None:
@@ -269,7 +269,7 @@ class BatchBalance:
         if not why and module.process_group.size() != len(self.settings.speeds):
             why = "DistributedDataParallel has a process group of %d workers" % module.process_group.size()
         if not why and not means and self._divisor != "all":
-            why = "no loss of torch.nn.functional was called, so what its mean is taken of is unknown"
+            why = "no loss of torch.nn.functional was called, so it is unknown over what the loss is averaged"
         refused = torch.tensor(1.0 if why else 0.0, device=module.device)
         torch.distributed.all_reduce(refused, op=torch.distributed.ReduceOp.MAX, group=module.process_group)
         if refused.item():
@@ -303,7 +303,7 @@ class BatchBalance:
             mine = self._divisor
         if mine is None:
             self._why_no_weight = (
-                "%s(reduction=%r) is divided in the script, and whether by what all workers have is unknown"
+                "%s(reduction=%r) is divided in the script, and it is unknown whether by the total of all workers"
                 % (name, reduction)
             )
             return
@@ -322,20 +322,20 @@ class BatchBalance:
     def _why_no_loading(self, loader: Any) -> Optional[str]:
         sampler, batches, dataset = loader.sampler, loader.batch_sampler, type(loader.dataset)
         if any(base.__name__ == "IterableDataset" for base in dataset.__mro__):
-            return "its data set is an IterableDataset, %s, which gives each worker what it likes" % dataset.__name__
+            return "its data set is an IterableDataset, %s, whose samples cannot be distributed" % dataset.__name__
         if not self._is_torchs(batches, "torch.utils.data.sampler", "BatchSampler"):
             return "its DataLoader has a batch sampler of its own, %s" % type(batches).__name__
         if not self._is_torchs(sampler, "torch.utils.data.distributed", "DistributedSampler"):
-            return "its DataLoader draws from %s, and not from a DistributedSampler" % type(sampler).__name__
+            return "its DataLoader draws from %s instead of a DistributedSampler" % type(sampler).__name__
         if sampler.num_replicas != len(self.settings.speeds):
-            return "its DistributedSampler is of %d workers" % sampler.num_replicas
-        return None if sampler.shuffle else "its DistributedSampler does not shuffle, as that of an evaluation"
+            return "its DistributedSampler is for %d workers" % sampler.num_replicas
+        return None if sampler.shuffle else "its DistributedSampler does not shuffle, so it may belong to an evaluation"
 
     def _why_no_shard(self, shard: Any) -> Optional[str]:
         if not self._is_torchs(shard.batch_sampler, "torch.utils.data.sampler", "BatchSampler"):
             return "its DataLoader has a batch sampler of its own, %s" % type(shard.batch_sampler).__name__
         if shard.num_processes != len(self.settings.speeds):
-            return "accelerate deals samples out to %d workers" % shard.num_processes
+            return "accelerate distributes samples to %d workers" % shard.num_processes
         if not getattr(shard, "even_batches", True) and not shard.drop_last:
             return "even_batches=False lets workers make different numbers of steps"
         return None
@@ -350,7 +350,7 @@ class BatchBalance:
             return
         self._has_told = True
         message = (
-            "%s changes nothing: each worker gets %d samples of a step; larger micro-batches can be split finer"
+            "%s changes nothing: each worker gets %d samples of a step; larger micro-batches can be split further"
             % (
                 self.settings.option,
                 samples,

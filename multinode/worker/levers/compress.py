@@ -196,7 +196,7 @@ def _hook_ddp(compression: _Compression, guard: Guard, module: Any) -> None:
     ddp = module.DistributedDataParallel
     ddp.register_comm_hook = _giving_way(compression, ddp.register_comm_hook, compression.give_way)
     builtin = ddp._register_builtin_comm_hook  # noqa: SLF001 - torch has no public way to its built-in hooks
-    ddp._register_builtin_comm_hook = _giving_way(  # noqa: SLF001 - see above
+    ddp._register_builtin_comm_hook = _giving_way(  # noqa: SLF001 - torch has no public one
         compression, builtin, compression.give_way_to_builtin
     )
 
@@ -316,8 +316,8 @@ class _Compression:
         # If the backend cannot sum this dtype, this raises now, while DDP can still do without the hook.
         sender.group.allreduce([torch.zeros(1, dtype=dtype, device=module.device)]).wait()
         # The module's own method would store hook and state in the module, and they would be saved with it.
-        torch.distributed._register_comm_hook(module.reducer, sender, _send)  # noqa: SLF001 - see above
-        module.logger._set_comm_hook_name("multinode_%s" % self._kind.partition(":")[0])  # noqa: SLF001 - see above
+        torch.distributed._register_comm_hook(module.reducer, sender, _send)  # noqa: SLF001 - stores nothing in the module
+        module.logger._set_comm_hook_name("multinode_%s" % self._kind.partition(":")[0])  # noqa: SLF001 - as torch does
         return sender
 
     def _lose(self, module: Any, sender: _Sender, name: str) -> None:

@@ -43,7 +43,7 @@ def _is_worker() -> bool:
 try:
     if _is_worker():
         _install()
-except Exception as error:  # noqa: BLE001 - see above
+except Exception as error:  # noqa: BLE001 - the worker trains without us
     sys.stderr.write("multinode: not recording this worker: %r\n" % (error,))
 # Otherwise every import would search the archive first, which adds a third of a second to importing torch.
 sys.path[:] = [entry for entry in sys.path if entry != _HERE]

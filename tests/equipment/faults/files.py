@@ -103,16 +103,15 @@ class FileMissing(_AtPath, frozen=True, kw_only=True, tag="file-missing"):
 
 
 class FileText(_AtPath, frozen=True, kw_only=True, tag="file-text"):
-    """A file has another content, or has more at its end, or is there at all."""
+    """A file has another content, or is there at all."""
 
     text: str
-    append: bool = False
 
     def describe(self) -> str:
-        return f"{self.path} {'ends with' if self.append else 'is'} {self.text!r}"
+        return f"{self.path} is {self.text!r}"
 
     def make(self, scene: Scene) -> None:
-        _order(scene, "write", self.path, text=self.text, append=self.append)
+        _order(scene, "write", self.path, text=self.text)
 
 
 def _resize(node: LabNode, size_bytes: int) -> None:
@@ -120,7 +119,7 @@ def _resize(node: LabNode, size_bytes: int) -> None:
     run_in_node(node, ["mount", "-t", "tmpfs", "-o", f"remount,size={max(size_bytes, 1)}", "none", _DISK])
 
 
-def _order(scene: Scene, verb: str, path: str, **details: str | bool) -> None:
+def _order(scene: Scene, verb: str, path: str, **details: str) -> None:
     argv = [scene.lab.spec.python, "-I", "-S", "-c", _PROGRAM.read_text()]
     order = {"verb": verb, "path": path, "number": scene.number, **details}
     run_in_node(scene.node, argv, stdin=msgspec.json.encode(order).decode())

@@ -139,7 +139,8 @@ def _kill(node: LabNode) -> None:
     namespace = namespace_id(Path("/run/netns") / node.namespace)
     for _ in poll(_DEADLINE_S):
         pids = processes_in("net", namespace)
-        if not pids:
+        # A process that is about to exit is in no namespace any more.
+        if not pids and not is_alive(node.init):
             return
         signal_all(pids, signal.SIGKILL)
     raise NodeFailed("its processes do not exit", node=node.name, hint="multinode lab down")

@@ -27,7 +27,7 @@ def main() -> None:
         if order["verb"] == "hide":
             hide(path, kept)
         elif order["verb"] == "write":
-            write(path, kept, order["text"].encode(), append=order["append"])
+            write(path, kept, order["text"].encode())
         elif order["verb"] == "set_version":
             old = path.read_bytes()
             version = b"Version: " + order["text"].encode()
@@ -44,17 +44,15 @@ def hide(path: Path, kept: Path) -> None:
     path.rename(kept)
 
 
-def write(path: Path, kept: Path, content: bytes, *, append: bool = False) -> None:
+def write(path: Path, kept: Path, content: bytes) -> None:
     """Keep what is there and put a file of the same mode in its place."""
     kept.parent.mkdir(exist_ok=True)
     mode = 0o644
     if os.path.lexists(path):
         # Through a link, as whoever reads the path would.
-        old = path.read_bytes() if append else b""
         mode = stat.S_IMODE(path.stat().st_mode) if path.is_file() else mode
         if path.is_dir():
             raise IsADirectoryError(0, "it is a directory")
-        content = old + content
         path.rename(kept)
     else:
         _absent(kept).touch()
