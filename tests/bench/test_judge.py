@@ -356,4 +356,5 @@ def test_every_figure_has_the_clock_and_the_power_that_it_was_reached_at() -> No
     notes = report(part(0, on_gpu(speeds(), capped))).notes
     (limited,) = (note for note in notes if note.code == "power-limited")
     assert limited.message.startswith("node0/0 alone: the power limit of 400 W held the clock back for 50%")
-    assert (limited.node, limited.figures["limited_share"]) == ("node0", pytest.approx(0.5, abs=0.05))
+    assert limited.node == "node0"
+    assert limited.figures["limited_share"] == pytest.approx(0.5, abs=0.05)
