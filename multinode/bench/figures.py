@@ -274,7 +274,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     below_sheet: tuple[BelowSheet, ...] = ()
     unmeasured: tuple[Finding, ...] = ()  # parts that could not be measured, or not yet
     outcome: Finding | None = None  # how many devices are as fast as their peers; None if one is slow
-    notes: tuple[str, ...] = ()  # how it was measured
+    notes: tuple[Finding, ...] = ()  # how it was measured
     # unmeasured parts when this was stored, in order, the first possibly in progress; empty when complete
     left: tuple[str, ...] = ()
 

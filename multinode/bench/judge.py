@@ -42,6 +42,33 @@ _LIMITED = 0.05
 # Median share of the peers' speed, by phase and kind of test.
 _Ratios = dict[str, dict[str, float]]
 
+METHOD = RuleGroup("How bench measures")
+_TIMINGS = METHOD.rule(
+    "timings",
+    about="the length of a test, and what is counted",
+    message="median of the timings over {seconds:g} s per test{repeated}; matrix products: 2 n^3 FLOP; memory: bytes "
+    "read and written, 2 buffers for copy and 3 for triad",
+    figures=("seconds", "repeats"),
+)
+_POWER_LIMITED = METHOD.rule(
+    "power-limited",
+    about="a GPU slowed by its own power limit",
+    message="{whose} {phase}: the power limit{power} held the clock back for {share:.0%} of the time",
+    figures=("whose", "phase", "power_limit_w", "share"),
+)
+_LAYERS = METHOD.rule(
+    "layers",
+    about="the sizes of the layers, and what is counted",
+    message="layers: batch x sequence {sizes}, width 1024; a backward pass counts as two forward passes; the causal "
+    "mask is ignored",
+    figures=("sizes",),
+)
+_THREADS = METHOD.rule(
+    "threads",
+    about="the threads of a worker on a CPU",
+    message="CPUs: torch computes with {threads} {noun} per worker",
+    figures=("threads",),
+)
 FINDINGS = RuleGroup("Findings of bench")
 _SLOW = FINDINGS.rule("slow", about="a node or worker slower than its peers", message="{who} is slow: {shares}")
 _DROP = FINDINGS.rule(
@@ -357,20 +384,18 @@ def _failures(report: BenchReport) -> Iterator[Finding]:
             yield _NOT_MEASURED.found(node.node, phase=phase, reason=reason)
 
 
-def _power_limited(whose: str, phase: str, use: WorkerUse) -> Iterator[str]:
+def _power_limited(whose: str, phase: str, use: WorkerUse) -> Iterator[Finding]:
     """That a sound GPU is slowed by its own power limit, as data centre GPUs are in long products."""
     share = POWER_LIMIT.share(use.gpu) if use.gpu is not None else 0.0
     if use.gpu is not None and share >= _LIMITED:
-        power = f" of {use.gpu.power_limit_w:.0f} W" if use.gpu.power_limit_w is not None else ""
-        yield f"{whose} {phase}: the power limit{power} held the clock back for {share:.0%} of the time"
+        limit_w = use.gpu.power_limit_w
+        power = f" of {limit_w:.0f} W" if limit_w is not None else ""
+        yield _POWER_LIMITED.found(None, whose=whose, phase=phase, power=power, power_limit_w=limit_w, share=share)
 
 
-def _notes(report: BenchReport, test: DeviceTest) -> Iterator[str]:
+def _notes(report: BenchReport, test: DeviceTest) -> Iterator[Finding]:
     repeated = f", repeated {test.repeats} times" if test.repeats > 1 else ""
-    yield (
-        f"median of the timings over {test.seconds:g} s per test{repeated}; matrix products: 2 n^3 FLOP; memory: bytes "
-        "read and written, 2 buffers for copy and 3 for triad"
-    )
+    yield _TIMINGS.found(None, seconds=test.seconds, repeats=test.repeats, repeated=repeated)
     for node in report.nodes:
         for worker in node.workers:
             for phase, use in worker.use.items():
@@ -378,11 +403,8 @@ def _notes(report: BenchReport, test: DeviceTest) -> Iterator[str]:
     workers = report.workers
     sizes = {test.size for worker in workers for test in worker.tests if test.kind == "layers"}
     if sizes:
-        yield (
-            f"layers: batch x sequence {format_list(sorted(sizes))}, width 1024; a backward pass counts as two "
-            "forward passes; the causal mask is ignored"
-        )
+        yield _LAYERS.found(None, sizes=format_list(sorted(sizes)))
     threads = {worker.threads for worker in workers if worker.device == "cpu"}
     if threads:
         noun = "thread" if threads == {1} else "threads"
-        yield f"CPUs: torch computes with {' or '.join(sorted(map(str, threads)))} {noun} per worker"
+        yield _THREADS.found(None, threads=" or ".join(sorted(map(str, threads))), noun=noun)

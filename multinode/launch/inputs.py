@@ -332,8 +332,8 @@ def _read_copied_code(directory: str | None, note: Note) -> CodeTree | None:
     from multinode.records.run_directory import runs_root
 
     code = read_code(Path(directory), Path.cwd(), without=[runs_root()])
-    for text in code.notes[:_MOST_NOTES]:
-        note(f"--copy-code: {text}")
+    for found in code.notes[:_MOST_NOTES]:
+        note(f"--copy-code: {found.message}{f' ({found.hint})' if found.hint else ''}")
     if len(code.notes) > _MOST_NOTES:
         note(f"--copy-code: {len(code.notes) - _MOST_NOTES} more files are left out or are Git LFS pointers")
     return code

@@ -342,9 +342,11 @@ def test_every_figure_has_the_clock_and_the_power_that_it_was_reached_at() -> No
     found = report(part(0, on_gpu(speeds(), cold)))
     (worker,) = found.workers
     assert {(speed.clock_mhz, speed.power_w) for test in worker.tests for speed in test.speeds} == {(1410, 250)}
-    assert not any("power limit" in note for note in found.notes)
+    assert "power-limited" not in {note.code for note in found.notes}
     sizes = next(sheet for sheet in bench_sheets(found) if sheet.title == "matrix products by type and size")
     assert [row[-1] for row in sizes.rows] == ["1410/250"]
     capped = cold[:3] + gpu(sm_clock_mhz=1200, power_w=400.0, power_limit_w=400.0, throttle=("sw_power_cap",))[3:]
     notes = report(part(0, on_gpu(speeds(), capped))).notes
-    assert any(note.startswith("node0/0 alone: the power limit of 400 W held the clock back for 50%") for note in notes)
+    (limited,) = (note for note in notes if note.code == "power-limited")
+    assert limited.message.startswith("node0/0 alone: the power limit of 400 W held the clock back for 50%")
+    assert limited.figures == {"whose": "node0/0", "phase": "alone", "power_limit_w": 400.0, "share": 0.5}
