@@ -53,8 +53,8 @@ _TIMINGS = METHOD.rule(
 _POWER_LIMITED = METHOD.rule(
     "power-limited",
     about="a GPU slowed by its own power limit",
-    message="{whose} {phase}: the power limit{power} held the clock back for {share:.0%} of the time",
-    figures=("whose", "phase", "power_limit_w", "share"),
+    message="{worker} {phase}: the power limit{power} held the clock back for {share:.0%} of the time",
+    figures=("worker", "phase", "power_limit_w", "share"),
 )
 _LAYERS = METHOD.rule(
     "layers",
@@ -384,13 +384,13 @@ def _failures(report: BenchReport) -> Iterator[Finding]:
             yield _NOT_MEASURED.found(node.node, phase=phase, reason=reason)
 
 
-def _power_limited(whose: str, phase: str, use: WorkerUse) -> Iterator[Finding]:
+def _power_limited(worker: str, phase: str, use: WorkerUse) -> Iterator[Finding]:
     """That a sound GPU is slowed by its own power limit, as data centre GPUs are in long products."""
     share = POWER_LIMIT.share(use.gpu) if use.gpu is not None else 0.0
     if use.gpu is not None and share >= _LIMITED:
         limit_w = use.gpu.power_limit_w
         power = f" of {limit_w:.0f} W" if limit_w is not None else ""
-        yield _POWER_LIMITED.found(None, whose=whose, phase=phase, power=power, power_limit_w=limit_w, share=share)
+        yield _POWER_LIMITED.found(None, worker=worker, phase=phase, power=power, power_limit_w=limit_w, share=share)
 
 
 def _notes(report: BenchReport, test: DeviceTest) -> Iterator[Finding]:

@@ -68,7 +68,7 @@ _LARGER_SHARES = EFFECTS.rule(
 )
 
 
-NOTES = RuleGroup("Advice: what no change includes")
+NOTES = RuleGroup("Advice: delays that no predicted change removes")
 _LOADER_WAIT = NOTES.rule(
     "loader-wait",
     about="a step that waits for batches",

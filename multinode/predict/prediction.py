@@ -481,26 +481,26 @@ _ROUNDING = 1e-9
 RESIDUALS = RuleGroup("Assumptions of a prediction: the measured step of several nodes")
 _RESIDUAL = RESIDUALS.rule(
     "residual",
-    about="a measured step that the model alone misses, so that predictions include the difference",
+    about="a measured step that is longer or shorter than the model alone predicts",
     message="a step of run {run_id} took {step_ms}, but the model alone predicts {predicted_ms}: {causes}; predictions "
     "for several nodes include this",
     figures=("run_id", "step_ms", "predicted_ms", "unexplained_ms", "calls_factor", "own_work_factor"),
 )
 _UNEXPLAINED = RESIDUALS.rule(
     "unexplained-communication",
-    about="its exposed communication is longer or shorter than by the network data",
+    about="exposed communication that is longer than by the network data",
     message="{unexplained_ms} of it is exposed communication that the network data do not explain",
     figures=("unexplained_ms",),
 )
 _CALLS_OFF = RESIDUALS.rule(
     "time-of-calls",
-    about="its calls took longer or shorter than by the network data",
+    about="calls that took longer or shorter than by the network data",
     message="its calls took {calls_factor:.2f} times as long as the network data predict",
     figures=("calls_factor",),
 )
 _OWN_WORK_OFF = RESIDUALS.rule(
     "time-of-own-work",
-    about="its workers' own work took longer or shorter than on one node",
+    about="workers' own work that took longer or shorter than on one node",
     message="its workers' own work and their waits for each other took {own_work_factor:.2f} times as long as on one "
     "node",
     figures=("own_work_factor",),

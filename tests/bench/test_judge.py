@@ -349,4 +349,4 @@ def test_every_figure_has_the_clock_and_the_power_that_it_was_reached_at() -> No
     notes = report(part(0, on_gpu(speeds(), capped))).notes
     (limited,) = (note for note in notes if note.code == "power-limited")
     assert limited.message.startswith("node0/0 alone: the power limit of 400 W held the clock back for 50%")
-    assert limited.figures == {"whose": "node0/0", "phase": "alone", "power_limit_w": 400.0, "share": 0.5}
+    assert limited.figures == {"worker": "node0/0", "phase": "alone", "power_limit_w": 400.0, "share": 0.5}
