@@ -246,8 +246,8 @@ def read_training(
             )
         front = "launch" if line is None else f"{line.verb}{msgspec.structs.replace(line, job=()).arguments}"
         command = read_command(given.typed, given.engine, f"multinode {front}")
-    for text in command.notes:
-        note(text)
+    for found in command.notes:
+        note(found.message)
     path, settings = _split_job(given.words)
     if command.training is not None:
         path, settings = Path(command.training.config or command.training.name), command.settings
