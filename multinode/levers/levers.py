@@ -119,14 +119,6 @@ class Levers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Variables of each worker."""
         return {name: value for lever in self for name, value in lever.environment(workers).items()}
 
-    def notes(self, workers: Workers) -> Iterator[str]:
-        """What a plan says of them."""
-        for lever in self:
-            if len(workers.nodes) == 1 and lever.idle_alone is not None:
-                yield f"{lever.option} has no effect on one node{lever.idle_alone}"
-            else:
-                yield from lever.notes(workers)
-
 
 TYPES: dict[str, type[Lever]] = {"compression": Compression, "averaging": Averaging, "balance": Balance}
 """Each lever's type, by field of Levers."""

@@ -12,6 +12,7 @@ import msgspec
 from multinode.errors import UsageError
 from multinode.figures.figure import Figure, Row
 from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.job.deepspeed import parse_deepspeed
 from multinode.levers.axes import LeverAxes
 from multinode.levers.lever import Workers
@@ -160,7 +161,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="f
         command: the command line of the training; None if nobody typed one.
         back_test: the model tested with all suitable stored runs.
         measure: what to measure before relying on a figure, why and how; empty if nothing.
-        notes: assumptions, one sentence each.
+        notes: assumptions, and scenarios that do not fit on the GPUs.
     """
 
     schema: str = "multinode.predict/3"
@@ -175,7 +176,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="f
     command: Invocation | None = None
     back_test: BackTest = BackTest()
     measure: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
 
 def predict_scenario(
@@ -242,6 +243,21 @@ _MOST_ACCUMULATION = 1 << 16
 _GBIT_PER_S, _BATCH, _MIBS = (1e-4, 1e5), (1e-3, 1e6), (1e-3, 1e6)
 _ALIKE = 1e-6
 _replace = msgspec.structs.replace
+
+LIMITS = RuleGroup("Assumptions of a prediction: the requested scenarios")
+_TOO_LARGE = LIMITS.rule(
+    "does-not-fit",
+    about="settings that need more memory than the smallest GPU has",
+    message="{settings} does not fit: a worker needs about {needed} GiB ({range}), and the smallest GPU has {gpu}",
+    figures=("settings", "needed_gib", "gpu_gib"),
+)
+_MORE_WORKERS = LIMITS.rule(
+    "more-workers",
+    about="more workers on a node than any run had",
+    message="no run had more than {most} on a node: the exchange and contention between more of them is unmeasured and "
+    "widens the intervals",
+    figures=("workers_per_node",),
+)
 
 
 class _Point(NamedTuple):
@@ -534,7 +550,7 @@ def _refuse_contradiction(point: _Point) -> None:
     point.levers.check(Workers())
 
 
-def _too_large(variants: _Variants, points: Iterable[_Point]) -> Iterator[str]:
+def _too_large(variants: _Variants, points: Iterable[_Point]) -> Iterator[Finding]:
     """Settings that were asked for, which need more memory than the smallest GPU has."""
     total_gib, told = variants.evidence.gpu_gib, set[str]()
     for point in points if total_gib is not None else ():
@@ -547,22 +563,23 @@ def _too_large(variants: _Variants, points: Iterable[_Point]) -> Iterator[str]:
         named = f"{scenario.strategy}, {method}, batch {scenario.per_device_batch:g} on {workers}"
         if named not in told:
             told.add(named)
-            yield (
-                f"{named} does not fit: a worker needs about {format_figure(peak.needed.value)} GiB "
-                f"({peak.needed.text('range')}), and the smallest GPU has {format_figure(total_gib)}"
+            yield _TOO_LARGE.found(
+                None,
+                settings=named,
+                needed=format_figure(peak.needed.value),
+                range=peak.needed.text("range"),
+                gpu=format_figure(total_gib),
+                needed_gib=peak.needed.value,
+                gpu_gib=total_gib,
             )
 
 
-def _more_workers(calibration: Calibration, outlooks: Iterable[PredictedScenario]) -> Iterator[str]:
+def _more_workers(calibration: Calibration, outlooks: Iterable[PredictedScenario]) -> Iterator[Finding]:
     """The contention of more workers per node than any run had is unmeasured."""
     more = [outlook for outlook in outlooks if outlook.workers_per_node > calibration.known_workers(outlook.nodes)]
     if more:
         most = min(calibration.known_workers(row.nodes) for row in more)
-        workers = format_count(most, "worker")
-        yield (
-            f"no run had more than {workers} on a node: the exchange and contention between more of them is unmeasured "
-            "and widens the intervals"
-        )
+        yield _MORE_WORKERS.found(None, most=format_count(most, "worker"), workers_per_node=most)
 
 
 def _asked(evidence: Evidence, request: ForecastRequest) -> Scenario:

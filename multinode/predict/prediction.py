@@ -13,6 +13,8 @@ from typing import Literal
 import msgspec
 
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.predict.calibration import Calibration, CalibrationRun, Residual, largest
 from multinode.predict.cost_model import (
     Overlap,
@@ -476,6 +478,34 @@ _NOTICEABLE = 0.05
 # Rounding must not decide.
 _ROUNDING = 1e-9
 
+RESIDUALS = RuleGroup("Assumptions of a prediction: the measured step of several nodes")
+_RESIDUAL = RESIDUALS.rule(
+    "residual",
+    about="a measured step that is longer or shorter than the model alone predicts",
+    message="a step of run {run_id} took {step_ms}, but the model alone predicts {predicted_ms}: {causes}; predictions "
+    "for several nodes include this",
+    figures=("run_id", "step_ms", "predicted_ms", "unexplained_ms", "calls_factor", "own_work_factor"),
+)
+_UNEXPLAINED = RESIDUALS.rule(
+    "unexplained-communication",
+    about="exposed communication that is longer than by the network data",
+    message="{unexplained_ms} of it is exposed communication that the network data do not explain",
+    figures=("unexplained_ms",),
+)
+_CALLS_OFF = RESIDUALS.rule(
+    "time-of-calls",
+    about="calls that took longer or shorter than by the network data",
+    message="its calls took {calls_factor:.2f} times as long as the network data predict",
+    figures=("calls_factor",),
+)
+_OWN_WORK_OFF = RESIDUALS.rule(
+    "time-of-own-work",
+    about="workers' own work that took longer or shorter than on one node",
+    message="its workers' own work and their waits for each other took {own_work_factor:.2f} times as long as on one "
+    "node",
+    figures=("own_work_factor",),
+)
+
 
 def carry_residual(calibration: Calibration, several: CalibrationRun, scenario: Scenario) -> Calibration:
     """Adjust a calibration so that it predicts the measured value for that run.
@@ -583,21 +613,23 @@ def _missed(measured_ms: float, predicted_ms: float) -> float:
     return max(measured_ms / predicted_ms, predicted_ms / measured_ms) - 1
 
 
-def _notes(run_id: str, step_ms: float, alone: StepParts, residual: Residual) -> Iterator[str]:
+def _notes(run_id: str, step_ms: float, alone: StepParts, residual: Residual) -> Iterator[Finding]:
     if residual.size > _NOTICEABLE:
-        causes = "; ".join(_causes(step_ms, residual))
-        yield (
-            f"a step of run {run_id} took {format_ms(step_ms)}, but the model alone predicts "
-            f"{format_ms(alone.step_ms)}: {causes}; predictions for several nodes include this"
+        causes = tuple(_causes(step_ms, residual))
+        yield _RESIDUAL.found(
+            None,
+            run_id=run_id,
+            step_ms=step_ms,
+            predicted_ms=alone.step_ms,
+            causes="; ".join(cause.message for cause in causes),
+            **{name: value for cause in causes for name, value in cause.figures.items()},
         )
 
 
-def _causes(step_ms: float, residual: Residual) -> Iterator[str]:
+def _causes(step_ms: float, residual: Residual) -> Iterator[Finding]:
     if residual.extra_ms > _NOTICEABLE * step_ms:
-        yield f"{format_ms(residual.extra_ms)} of it is exposed communication that the network data do not explain"
+        yield _UNEXPLAINED.found(None, unexplained_ms=residual.extra_ms)
     if abs(residual.comm - 1) > _NOTICEABLE:
-        yield f"its calls took {residual.comm:.2f} times as long as the network data predict"
+        yield _CALLS_OFF.found(None, calls_factor=residual.comm)
     if abs(residual.own - 1) > _NOTICEABLE:
-        yield (
-            f"its workers' own work and their waits for each other took {residual.own:.2f} times as long as on one node"
-        )
+        yield _OWN_WORK_OFF.found(None, own_work_factor=residual.own)

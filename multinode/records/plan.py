@@ -11,6 +11,7 @@ from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.hostfile import fold_numbers
 from multinode.cluster.quoting import Command, bracketed, render_command
 from multinode.errors import printable_line
+from multinode.findings.finding import Finding
 from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import Benchmark
 from multinode.records.invocation import Invocation
@@ -162,7 +163,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     code: CodeCopy | None = None
     command: Invocation | None = None
     nodes: tuple[NodePlan, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -215,7 +216,7 @@ def plan_text(plan: LaunchPlan) -> str:
     header = [
         f"# {plan.job}: {_describe_workers(plan)}",
         f"# rendezvous at {bracketed(plan.rendezvous.addr)}:{plan.rendezvous.port}",
-        *(f"# note: {note}" for note in plan.notes),
+        *(f"# note: {note.message}" for note in plan.notes),
     ]
     if plan.code is not None:
         code = plan.code

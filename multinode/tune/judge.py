@@ -111,7 +111,6 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     spent_s: float = 0.0
     waiting: int = 0  # runs that did not fit the budget, or are not yet made
     needed_s: float | None = None  # that these take, by the prediction; None where nothing is known
-    notes: tuple[str, ...] = ()
     verdict: Finding | None = None  # None of a plan
     file: str = ""  # the winner as `launch --with` takes it; empty where there is none
 

@@ -113,7 +113,8 @@ def show_plan(tuning: Tuning) -> Iterator[Block]:
         labels.append(("Time", f"{about(tuning.needed_s)} for {format_count(tuning.waiting, 'run')}{within}"))
     if not has_prediction:
         labels.append(("Changes", "are chosen by predictions from the first two runs"))
-    labels += ((_label(number, "Predicted"), note) for number, note in enumerate(tuning.notes))
+    if tuning.sources:
+        labels.append(("Predicted", f"from {', '.join(tuning.sources)}"))
     yield Labels((*labels, *_not_tried(tuning)))
 
 

@@ -60,4 +60,4 @@ def test_start_up_is_part_of_the_mean_of_a_short_run() -> None:
     short = EIGHT | {"steps": 18}
     row = predicted(1, single_node=short)
     assert slowest_ms(row) == pytest.approx(800 * (0.57 + 0.43 / 8), rel=0.1)
-    assert any("start-up is part of a mean over 18 steps" in note for note in forecast(1, single_node=short).notes)
+    assert [note.figures["steps"] for note in forecast(1, single_node=short).notes if note.code == "start-up"] == [18]

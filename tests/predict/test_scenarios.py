@@ -211,10 +211,11 @@ def test_more_workers_on_a_node_than_were_measured_are_doubted_and_that_is_said(
     one, many = ({(row.nodes, row.workers_per_node): width(row) for row in rows.scenarios} for rows in (found, eight))
     assert one[1, 8] > 1.3 * one[1, 1]
     assert one[2, 8] > one[2, 1]
-    (note,) = [note for note in found.notes if "no run had more than 1 worker on a node" in note]
-    assert "contention" in note
+    (note,) = [note for note in found.notes if note.code == "more-workers"]
+    assert note.message.startswith("no run had more than 1 worker on a node: the exchange and contention")
+    assert note.figures == {"workers_per_node": 1}
     # Eight that were measured need no such words, nor does one of them alone.
-    assert not any("no run had more" in note for note in eight.notes)
+    assert not any(note.code == "more-workers" for note in eight.notes)
     assert not any("worker per node measured" in doubt.message for row in eight.scenarios for doubt in row.doubts)
     assert not any("workers per node measured" in doubt.message for row in eight.scenarios for doubt in row.doubts)
     assert many[1, 8] == many[1, 1] == one[1, 1]
