@@ -104,8 +104,9 @@ def test_deepspeed_and_torch_read_the_devices_that_every_engine_plans() -> None:
     planned = []
     for engine in ENGINES:
         # A program of the user's own gets all GPUs of the node.
-        cases = CASES if engine != "exec" else [case for case in CASES if case is not PLAIN and case is not GAPS]
-        job = script if engine == "exec" else seed
+        workers = Engine(name=engine).kind.starts_workers
+        cases = CASES if workers else [case for case in CASES if case is not PLAIN and case is not GAPS]
+        job = seed if workers else script
         planned += [(plan_devices(case, job, engine), case[3]) for case in cases]
     readings = read(*{str(value) for value, _ in planned})
     assert [readings[str(value)] for value, _ in planned] == [[numbers] * 3 for _, numbers in planned]
