@@ -71,13 +71,13 @@ _RHO_SIGMA, _COMM_SIGMA = 0.3, 0.05
 
 DOUBTS = DoubtRules("Uncertainty of a prediction: what was measured")
 _NO_SINGLE_NODE = DOUBTS.doubt(
-    "no-single-node", "compute", about="no run on one node", message="one node was not measured"
+    "no-single-node", "compute", about="no measured run on one node", message="no run on one node was measured"
 )
 _WAITED_FOR_CORE = DOUBTS.doubt(
     "waited-for-core",
     "cores",
     about="workers that waited for a core",
-    message="its workers waited {waited} of a step for a core that other threads and processes used",
+    message="workers of the measured run waited {waited} per step for a CPU core that other threads or processes used",
 )
 
 
@@ -239,7 +239,7 @@ def calibrate_without_single(
     split = msgspec.structs.replace(several.split, mean=_first_nodes(several.split, alone) or mean)
     seen = _calibrated(msgspec.structs.replace(several, split=split), work, network, share)
     note = (
-        f"no run on one node was named: the cost of a step without the network is that of run {several.name} "
+        f"no measured run on one node was named: the cost of a step without the network is that of run {several.name} "
         f"minus its {format_ms(exposed_ms)} of exposed communication"
     )
     doubts = (

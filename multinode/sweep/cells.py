@@ -81,12 +81,12 @@ class Contradiction(Finding, frozen=True, kw_only=True):
 CONTRADICTIONS = RuleGroup("Contradictions of an imported row")
 _TWO_WAYS = CONTRADICTIONS.rule(
     "two-ways",
-    about="a figure that follows from others of the row, which give another value",
+    about="a figure that differs from the value that other figures of the row imply",
     message="{first} is {value}, but {other} is {other_value}: {size}",
 )
 OUT_OF_MEMORY_WITH_FIGURES = CONTRADICTIONS.rule(
     "out-of-memory-with-figures",
-    about="a row that ran out of memory and has a speed or a runtime",
+    about="a row that ran out of memory but has a speed or a runtime",
     message="it ran out of memory but has {figures}",
 )
 
