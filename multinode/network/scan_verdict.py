@@ -196,7 +196,7 @@ def _shares(rule: Rule, seen: ScanEvidence, worst: SizeShare, nics: int) -> str:
     turns = ""
     if worst.usual_share < 1:
         turns = (
-            "; {seen.backend} cannot reach more than {worst.usual_share:.0%} because it alternates between sending "
+            f"; {seen.backend} cannot reach more than {worst.usual_share:.0%} because it alternates between sending "
             "and receiving large messages"
         )
     return f"{format_list(parts)}{turns}"
@@ -283,7 +283,7 @@ def _slow_raw_rdma(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     if seen.collective_is_slow:
         share = seen.worst.share_of_rdma if seen.worst is not None else None
         so = (
-            "but the collective reaches only {share or 0.0:.0%} of that: most of the time is lost between GPU and "
+            f"but the collective reaches only {share or 0.0:.0%} of that: most of the time is lost between GPU and "
             "NIC, or in NCCL itself"
             if seen.rdma_is_slow
             else "so cable and switch are not the cause; the cause is the path from GPU to NIC, or NCCL itself"

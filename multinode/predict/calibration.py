@@ -239,7 +239,7 @@ def calibrate_without_single(
     split = msgspec.structs.replace(several.split, mean=_first_nodes(several.split, alone) or mean)
     seen = _calibrated(msgspec.structs.replace(several, split=split), work, network, share)
     note = (
-        f"no measured run on one node was named: the cost of a step without the network is that of run {several.name} "
+        f"no run on one node was named: the cost of a step without the network is that of run {several.name} "
         f"minus its {format_ms(exposed_ms)} of exposed communication"
     )
     doubts = (

@@ -35,5 +35,5 @@ def test_the_first_error_stops_a_launch_and_names_the_others() -> None:
 
 def test_commands_of_a_fix_are_in_one_line() -> None:
     error = refused(but(inspection(), "b", packages=Entries({})))
-    fix = "correct python= in the hostfile, or on the node: /env/bin/python -m pip install torch llamafactory"
+    fix = "correct python= in the hostfile, or run on the node: /env/bin/python -m pip install torch llamafactory"
     assert (error.node, error.hint) == ("b", fix)
