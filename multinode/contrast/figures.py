@@ -79,7 +79,7 @@ OF_THE_FASTEST = Figure[float](
     "relative", "of the fastest", form="percent", about="samples/s per worker relative to the fastest node"
 )
 STEADY_STEPS = Figure[int](
-    "steady_steps", "measured steps", form="number", about="measured steps, without warm-up, of all repeats"
+    "steady_steps", "measured steps", form="number", about="measured steps of all repeats, excluding warm-up"
 )
 POWER = Figure[float](
     "power_w", "power", "W", form="whole", about="power draw of all GPUs", line="power of the GPUs (W)"

@@ -47,8 +47,8 @@ class PairSpeed(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-SENDER = Figure[str]("source", "from \\ to", about="node that sends; the columns are those that receive")
-PAIR_RATE = Figure[PairSpeed]("gbit_per_s", "to", "Gbit/s", form="figure", about="payload of raw TCP to a node")
+SENDER = Figure[str]("source", "from \\ to", about="node that sends; each column is a node that receives")
+PAIR_RATE = Figure[PairSpeed]("gbit_per_s", "to", "Gbit/s", form="figure", about="payload rate of raw TCP to a node")
 
 
 class RoundTrip(msgspec.Struct, frozen=True, kw_only=True):
