@@ -43,7 +43,8 @@ def render_reference() -> str:
     speeds = ", ".join(f"`{name}`" for name in SPEEDS)
     left_out = ", ".join(f"`{name}`" for name in dict.fromkeys(DERIVED) if read_title(name) is None)
     return (
-        f"{_HEADER}{''.join(rows)}| {speeds} | depends on the unit | throughput, in the unit of the title or of each cell |\n"
+        f"{_HEADER}{''.join(rows)}"
+        f"| {speeds} | depends on the unit | throughput, in the unit of the title or of each cell |\n"
         f"\nmultinode calculates these figures from the rows. If a table has them, it ignores them and prints a note: "
         f"{left_out}.\n"
     )

@@ -45,8 +45,10 @@ _TABLES = {
     "Per node, during the run": (NODE_FIGURES, "These figures are `multinode_NAME` in Prometheus."),
     "Summary of a finished run": (
         SUMMARY_FIGURES,
-        "These figures are `multinode/summary/NAME`, or `multinode_summary_NAME` in Prometheus. They are the fields of "
-        "`summary` in `multinode show --json`.",
+        (
+            "These figures are `multinode/summary/NAME`, or `multinode_summary_NAME` in Prometheus: the fields of "
+            "`summary` in `multinode show --json`."
+        ),
     ),
 }
 

@@ -60,7 +60,7 @@ def environment(before: ScanReport, now: ScanReport) -> list[str]:
 def test_a_sweep_has_not_changed_from_itself() -> None:
     changes = compare_scans(record(row()), record(row(), run_id="r2"))
     assert (changes.before, changes.now) == ("r1", "r2")
-    assert changes.verdict.message == "No speed changed beyond its interval (1 message compared)."
+    assert changes.verdict.message == "No speed changed by more than its interval (1 message compared)."
     assert (changes.environment, changes.came, changes.gone, changes.wrong) == ((), (), (), ())
     assert [one.changed for one in changes.rows] == [False]
     assert (changes.only_before, changes.only_now) == ((), ())
@@ -111,7 +111,7 @@ def test_the_interval_of_the_ratio_decides_what_changed(
 def test_a_speed_without_an_interval_is_shown_and_not_judged() -> None:
     before, now = record(row(1000, time_us=exactly(1000.0))), record(row(2000, time_us=exactly(2000.0)), run_id="r2")
     changes = compare_scans(before, now)
-    assert changes.verdict.message == "1 message without an interval, not judged."
+    assert changes.verdict.message == "1 message not judged, because intervals are missing."
     shown = screen_of(show(msgspec.structs.replace(now, changes=changes)))
     assert ["all_reduce 1 MiB", "1.049", "0.5243", "0.5x"] in [
         [cell.strip() for cell in line.split("  ") if cell] for line in shown.splitlines()
@@ -121,7 +121,7 @@ def test_a_speed_without_an_interval_is_shown_and_not_judged() -> None:
 def test_values_that_became_wrong_are_told_at_the_same_speed() -> None:
     changes = compare_scans(record(row()), record(row(num_wrong=3)))
     (change,) = changes.wrong
-    assert (change.message, change.code) == ("3 values of all_reduce 1 MiB are wrong, 0 before", "wrong_values")
+    assert (change.message, change.code) == ("all_reduce 1 MiB has 3 wrong values; it had 0 before", "wrong_values")
     assert changes.verdict.message.endswith("; values of 1 message became wrong or right.")
     assert compare_scans(record(row(num_wrong=None)), record(row(num_wrong=3))).wrong == ()
 
@@ -199,7 +199,7 @@ def test_changes_are_a_json_document() -> None:
 def test_another_backend_or_other_workers_are_told_before_the_speeds() -> None:
     before, now = record(), record(backend="gloo", workers=(2, 1))
     assert environment(before, now) == [
-        "measured with gloo now, was nccl",
-        "measured with 2 + 1 workers now, was 1 worker per node",
+        "now measured with gloo; before: nccl",
+        "now measured with 2 + 1 workers; before: 1 worker per node",
     ]
     assert environment(before, before) == []

@@ -136,7 +136,7 @@ def test_a_second_node_on_a_slow_link_is_not_to_be_added() -> None:
     seen = calibration(StepCosts(compute_ms=166, overlap=0))
     slow = node_gain(seen, on_one_node(seen, scenario(0.1)))
     assert slow.samples_per_s < 0
-    assert (slow.code, slow.message) == ("no_faster", "do not add it: 2 nodes are no faster than 1")
+    assert (slow.code, slow.message) == ("no_faster", "do not add it: 2 nodes are not faster than 1")
     assert slow.tokens_per_s == pytest.approx(slow.samples_per_s * 100)
     fast = node_gain(seen, on_one_node(seen, scenario(10)))
     assert fast.worth.value == pytest.approx(2 * 166 / (166 + G / goodput(10) * 1e3) - 1)

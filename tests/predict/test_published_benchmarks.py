@@ -143,7 +143,7 @@ def test_a_stated_rate_alone_leaves_room_for_a_link_that_does_not_carry_it() -> 
     assert row.samples_per_s.low <= row.samples_per_s.value * 0.6
     assert sharper.samples_per_s.low > sharper.samples_per_s.value * 0.6
     assert any(
-        "overlay networks, VPNs, Wi-Fi and shared uplinks may carry only 40%" in one.message for one in row.doubts
+        "overlay networks, VPNs, Wi-Fi and shared uplinks may carry only 40% of it" in one.message for one in row.doubts
     )
     assert any("no collective was measured, only a TCP stream of 0.117 GB/s" in one.message for one in sharper.doubts)
 

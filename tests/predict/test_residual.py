@@ -66,7 +66,7 @@ def test_more_than_the_network_explains_is_carried_on_to_other_links_and_told() 
         "a step of run two took 540 ms, but the model alone predicts 265 ms: 243 ms of it is exposed"
     )
     assert "its calls took 1.25 times as long as the network data" in note
-    why = "on several nodes, the model alone was off by a factor of 2.03"
+    why = "without the measured run, the prediction for several nodes was off by a factor of 2.03"
     assert [why in {doubt.message for doubt in row.doubts} for row in (slow, here, fast)] == [True, False, True]
     assert fast.samples_per_s.high / fast.samples_per_s.low > 4
 

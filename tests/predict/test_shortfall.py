@@ -46,8 +46,8 @@ def test_over_rdma_the_rate_is_told_as_from_which_the_nodes_are_as_slow() -> Non
     assert found is not None
     assert found.figures["as_from_gbit_per_s"] == pytest.approx(0.4, rel=0.05)
     assert shortfall_words(found) == (
-        "3.7x slower than 400 Gbit/s over RDMA allows: the speed matches about 400 Mbit/s. Check whether NCCL uses "
-        "RDMA on every NIC: multinode nccl-test"
+        "3.7x slower than 400 Gbit/s over RDMA allows; the measured speed corresponds to a link of about 400 Mbit/s. "
+        "Check whether NCCL uses RDMA on every NIC: multinode nccl-test"
     )
 
 
