@@ -166,19 +166,19 @@ NO_KERNELS = _VERSIONS.error(
 
 GPU_HELD = _GPUS.warning(
     about="another process uses a GPU that the job would use",
-    message="{who} uses GPU {index}, with {used} of its {total} of memory. The job would share this GPU, and every "
-    "step on all nodes waits for the slowest GPU",
+    message="GPU {index} is in use by {who}, with {used} of its {total} of memory. The job would share this GPU, and "
+    "every step on all nodes waits for the slowest GPU",
     hint=(
-        "see the processes with nvidia-smi on {node}; wait until this one ends, or choose other GPUs with gpus= in "
-        "the hostfile"
+        "run nvidia-smi on {node} to see its processes; wait until they end, or choose other GPUs with gpus= in the "
+        "hostfile"
     ),
 )
 GPU_FULL = _GPUS.error(
     about="a GPU that the job would use has almost no free memory",
     message="GPU {index} is full: {who} uses {used} of its {total}, so the job would run out of memory",
     hint=(
-        "see the processes with nvidia-smi on {node}; wait until this one ends, or choose other GPUs with gpus= in "
-        "the hostfile"
+        "run nvidia-smi on {node} to see its processes; wait until they end, or choose other GPUs with gpus= in the "
+        "hostfile"
     ),
 )
 LEFTOVER = _LEFTOVERS.warning(

@@ -66,7 +66,7 @@ TUNNEL = _INTERFACE.warning(
 )
 NAME_MISLEADS = _HOSTNAME.note(
     about="a node's own name resolves to loopback, or not at all; jobs of multinode do not depend on it",
-    message="the name of {nodes} resolves to {target}. By default, gloo would listen at this address, and no other "
+    message="the name of {nodes} resolves to {target}. By default, gloo would listen there, and no other "
     "node could connect. This affects only manual launches; multinode sets the interface for its jobs",
     hint="for manual launches, map the name to the address of {ifname} in /etc/hosts, or run on {nodes!s}:\nexport "
     "GLOO_SOCKET_IFNAME={ifname}",
@@ -74,8 +74,8 @@ NAME_MISLEADS = _HOSTNAME.note(
 )
 NAME_DECIDES = _HOSTNAME.warning(
     about="a node's own name resolves to loopback, or not at all, and no setting names the interface",
-    message="the name of {nodes} resolves to {target}, and no setting names the interface. gloo would listen at this "
-    "address, no other node could connect, and gloo would fail with connectFullMesh",
+    message="the name of {nodes} resolves to {target}, and no setting names the interface. gloo would listen there, "
+    "no other node could connect, and gloo would fail with connectFullMesh",
     hint="set each node's training interface in the hostfile: ifname=, or map the name to its address in /etc/hosts",
 )
 

@@ -380,7 +380,7 @@ def _copying(paths: list[str], peer: str, cluster: Cluster) -> Mapping[str, str]
 
 
 def _more(paths: list[str]) -> str:
-    return f"; likewise {listed(paths[1:], _SHOWN_FILES)}" if paths[1:] else ""
+    return f"; the same applies to {listed(paths[1:], _SHOWN_FILES)}" if paths[1:] else ""
 
 
 def _path(facts: NodeFacts, path: str | None) -> PathFact | None:

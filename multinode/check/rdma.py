@@ -42,9 +42,7 @@ LOCKED_MEMORY = _RDMA.warning(
 )
 RDMA_SLOT = _RDMA.warning(
     about="an RDMA NIC's PCIe slot is slower than its link",
-    message=(
-        "{port} has negotiated {rate:g} Gbit/s, but its PCIe slot now carries only {slot:g} of at most {most:g} Gbit/s"
-    ),
+    message=("{port} has negotiated {rate:g} Gbit/s, but its PCIe slot carries {slot:g} Gbit/s (at most {most:g})"),
     hint="use another slot, set the slot's width in the BIOS, or connect both halves of a two-part NIC. To compare "
     "LnkCap and LnkSta on {node}:\nlspci -vv",
 )

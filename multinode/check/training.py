@@ -270,13 +270,13 @@ def _json(value: Any) -> str:
 SENDS_TOO_MUCH = _STRATEGY.warning(
     about="ZeRO-3, FSDP, ZeRO-2 with accumulation or full fine-tuning on a link that is too slow",
     message="in every optimizer step, {name} sends {size} through each node's NIC ({workers}), which takes {time} at "
-    "{link}. {other} would send {other_size}, which takes {other_time} (estimates without overlap with compute)",
+    "{link}. {other} would send {other_size}, which takes {other_time}. These estimates ignore overlap with compute",
     hint="{way!s}",
 )
 SENDS_MUCH = _STRATEGY.note(
     about="communication takes a long time in every step, and no other sharding strategy sends much less",
     message="in every optimizer step, {name} sends {size} through each node's NIC ({workers}), which takes {time} at "
-    "{link} (an estimate without overlap with compute)",
+    "{link}. This estimate ignores overlap with compute",
     hint="{way!s}",
 )
 

@@ -322,7 +322,7 @@ OTHERWISE = Refusal(
     kind=ConnectError,
     catches="an SSH connection fails for another reason",
     message="no SSH connection to {where}: {reason}",
-    hint="run ssh with its debug messages:\n{verbose} true",
+    hint="see OpenSSH's debug messages:\n{verbose} true",
 )
 BEYOND_FABRIC = Refusal(
     kind=ConnectError,
