@@ -90,11 +90,15 @@ CAUSES: list[tuple[str, tuple[Sample, ...], str]] = [
     (
         "gpu_heat",
         on_gpu(speeds(0.7), gpu(throttle=("hw_thermal_slowdown",), temperature_c=92)),
-        "clocks of a GPU of node2 were throttled (heat)",
+        "heat throttled a GPU of node2",
     ),
-    ("gpu_power", on_gpu(speeds(0.7), gpu(throttle=("sw_power_cap",), sm_clock_mhz=900)), "throttled (a power limit)"),
+    (
+        "gpu_power",
+        on_gpu(speeds(0.7), gpu(throttle=("sw_power_cap",), sm_clock_mhz=900)),
+        "a power limit throttled a GPU of node2",
+    ),
     ("gpu_clocks", on_gpu(speeds(0.7), gpu(sm_clock_mhz=900)), "GPU 0 of node2 ran at 900 of 1410 MHz, compared with"),
-    ("pcie", on_gpu(speeds(bus=0.4), gpu(pcie_width=4)), "PCIe gen 4 x4 of gen 4 x16, "),
+    ("pcie", on_gpu(speeds(bus=0.4), gpu(pcie_width=4)), "PCIe link of gen 4 x4 of gen 4 x16, "),
     ("cpu", on_gpu(speeds(0.7), gpu(), processors(steal=30)), "CPU steal was 30% on node2"),
     ("other_load", on_gpu(speeds(0.7), gpu(), processors(95)), "other processes used 14.2 of node2's 16 cores"),
     (
@@ -214,8 +218,8 @@ def test_a_drop_of_all_together_is_told_with_what_differs_from_alone() -> None:
     assert drop.ratio == pytest.approx(0.75, rel=1e-3)
     assert drop.text.startswith(
         (
-            "node0 and node1 drop to 75% of the single-worker speed when all workers run at once; likely because the "
-            "clocks of a GPU of"
+            "node0 and node1 drop to 75% of the single-worker speed when all workers run at once; likely because "
+            "heat throttled a GPU of"
         )
     )
     assert found.phases == ("alone", "together")
@@ -352,4 +356,4 @@ def test_every_figure_has_the_clock_and_the_power_that_it_was_reached_at() -> No
     assert [row[-1] for row in sizes.rows] == ["1410/250"]
     capped = cold[:3] + gpu(sm_clock_mhz=1200, power_w=400.0, power_limit_w=400.0, throttle=("sw_power_cap",))[3:]
     notes = report(part(0, on_gpu(speeds(), capped))).notes
-    assert any(note.startswith("node0/0 alone: the power limit of 400 W held the clock back for 50%") for note in notes)
+    assert any(note.startswith("node0/0 alone: the power limit of 400 W reduced the clock for 50%") for note in notes)

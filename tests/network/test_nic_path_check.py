@@ -92,7 +92,7 @@ def test_a_run_over_the_right_nics_is_confirmed(collective: str, layout: Layout)
     proof = proved(ran(collective, layout), layout)
     assert proof.ok is True
     [sentence] = told(proof)
-    assert sentence.startswith("NIC counters match the expected traffic (ens1f0, within ")
+    assert sentence.startswith("The NIC counters match the expected traffic (ens1f0, within ")
     assert all(load.others == {} for load in proof.messages[0].loads)
 
 

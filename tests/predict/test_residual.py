@@ -118,7 +118,7 @@ def test_one_node_and_an_nccl_test_alone_have_none() -> None:
 def test_a_method_that_nobody_ran_is_nowhere_taken_for_measured() -> None:
     two = training_record("two", 2, exposed_ms=400.0)
     (lora,) = forecast(two, ForecastRequest(links=(1.0,), methods=("lora:8",))).scenarios
-    assert any("the model alone was off" in doubt.message for doubt in lora.doubts)
+    assert any("the prediction for several nodes was off" in doubt.message for doubt in lora.doubts)
 
 
 UNKNOWN = st.just(Unknown("nobody looked"))

@@ -197,7 +197,7 @@ def test_stored_runs_are_predicted_without_themselves_and_a_bad_memory_widens_ev
     assert bad.back_test.median_error is not None
     assert bad.back_test.median_error > 0.5
     assert width(bad.scenarios[0]) > 2 * width(good.scenarios[0])
-    assert any("the largest error over 1 stored run was" in doubt.message for doubt in bad.scenarios[0].doubts)
+    assert any("the largest error in 1 stored run was" in doubt.message for doubt in bad.scenarios[0].doubts)
     # What it was learnt from lies within what was learnt from it.
     low, high = bad.scenarios[0].samples_per_s.bounds
     assert low <= far.samples_per_s * (1 + 1e-9)

@@ -119,7 +119,7 @@ def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
         ),
         (JobSettings(model="n", sequence_length=4), "Rows differ in model: "),
         (JobSettings(model="n", sequence_length=8), "Rows differ in model and sequence length: "),
-        (JobSettings(model="m"), "Rows do not all have sequence length: a sample may be a different amount of work"),
+        (JobSettings(model="m"), "Rows do not all have sequence length: a sample may need a different amount of work"),
         (JobSettings(model="m", sequence_length=4), None),
     ],
 )

@@ -64,7 +64,10 @@ def test_over_rdma_the_sentence_is_that_of_predict() -> None:
 def test_over_tcp_below_25_gbit_a_speed_inside_the_interval_is_not_judged() -> None:
     alone, inside, beyond = rows(TCP, "table.md")
     assert (words(alone), words(inside)) == ("", "")
-    assert "slower than 10 Gbit/s allows: the speed matches about 1.2 Gbit/s. Measure the link" in words(beyond)
+    assert (
+        "slower than 10 Gbit/s allows; the measured speed corresponds to a link of about 1.2 Gbit/s. Measure the link"
+        in words(beyond)
+    )
 
 
 @pytest.mark.parametrize(
