@@ -57,7 +57,7 @@ _TRAFFIC = GAINS.rule(
 _DEALT = GAINS.rule(
     "dealt-samples",
     about="samples of a node if they are distributed by node speed",
-    message="each worker on {node} gets {dealt} samples per step instead of {equal}",
+    message="samples per step for each worker on {node}: {dealt} instead of {equal}",
     figures=("samples_now", "samples"),
 )
 _LARGER_SHARES = EFFECTS.rule(
