@@ -44,16 +44,16 @@ _Ratios = dict[str, dict[str, float]]
 _SLOW = FINDINGS.rule("slow", about="a node or worker slower than its peers", message="{who} is slow: {shares}")
 _DROP = FINDINGS.rule(
     "drop",
-    about="workers that are slower when all run at once than alone",
-    message="{names} {verb} to {ratio:.0%} under full load",
+    about="workers that are slower when all workers run at the same time",
+    message="{names} {verb} to {ratio:.0%} of the single-worker speed when all workers run at once",
 )
 _BELOW_SHEET = FINDINGS.rule(
     "below-sheet",
     about="devices far below their data sheet",
-    message="{devices} reaches at most {of_peak:.0%} of the rate in its data sheet ({label})",
+    message="{devices} reaches at most {of_peak:.0%} of its data sheet's rate ({label})",
 )
 _STILL_MEASURING = FINDINGS.rule(
-    "still-measuring", about="the remaining parts of a running bench", message="still measuring {at}{rest}"
+    "still-measuring", about="parts that a running bench has not measured yet", message="still measuring {at}{rest}"
 )
 _INTERRUPTED = FINDINGS.rule(
     "interrupted",
@@ -64,13 +64,13 @@ _NO_DEVICE = FINDINGS.rule("no-device", about="nothing was measured", message="n
 _NO_PEER = FINDINGS.rule(
     "no-peer",
     about="devices without a peer",
-    message="{devices} measured, {lacks} to compare with",
+    message="{devices} measured, {lacks}",
     figures=("measured",),
 )
 _AS_FAST = FINDINGS.rule(
     "as-fast-as-peers",
     about="no device is slower than its peers",
-    message="{devices} OK: none is below {least:.0%} of its peers",
+    message="{devices} OK: none is slower than {least:.0%} of its peers' speed",
     figures=("measured",),
 )
 _METHOD = FINDINGS.rule(
@@ -83,7 +83,7 @@ _METHOD = FINDINGS.rule(
 _POWER_LIMITED = FINDINGS.rule(
     "power-limited",
     about="a sound GPU that its own power limit slows, as it does data center GPUs in long products",
-    message="{node}/{rank} {phase}: the power limit{limit} held the clock back for {limited_share:.0%} of the time",
+    message="{node}/{rank} {phase}: the power limit{limit} reduced the clock for {limited_share:.0%} of the time",
     figures=("rank", "phase", "limited_share", "power_limit_w"),
 )
 _LAYERS = FINDINGS.rule(
@@ -370,7 +370,7 @@ def _outcome(report: BenchReport) -> Finding | None:
         return _NO_DEVICE.found(None)
     count, devices = len(measured), format_count(len(measured), "device")
     if all(speed.of_peers is None for of_worker in measured for speed in of_worker):
-        lacks = "no peer" if count == 1 else "none has a peer"
+        lacks = "but there is no peer to compare with" if count == 1 else "but none has a peer to compare with"
         return _NO_PEER.found(None, devices=devices, measured=count, lacks=lacks)
     return None if report.slow else _AS_FAST.found(None, devices=devices, measured=count, least=SLOW_BELOW)
 

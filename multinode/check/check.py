@@ -38,9 +38,9 @@ _SSH = CheckRules("ssh")
 
 UNVERIFIED = _SSH.warning(
     about="a node's host key is not verified (StrictHostKeyChecking no)",
-    message="its host key is not verified (StrictHostKeyChecking no in the SSH configuration): an impostor would get "
-    "the job, so multinode sends it no secrets",
-    hint="remove that setting for this node, compare the key's fingerprint, and accept it once:\nssh -o "
+    message="ssh does not verify its host key (StrictHostKeyChecking no in the SSH configuration). An impostor would "
+    "get the job, so multinode sends no secrets to this node",
+    hint="remove this setting for the node, compare the fingerprint of its key, and accept the key once:\nssh -o "
     "StrictHostKeyChecking=ask {node} true",
 )
 
@@ -226,9 +226,9 @@ def list_rules() -> tuple[CheckRule, ...]:
         for refusal in (*REFUSALS, *SLURM_REFUSALS)
     )
     late = _SSH.error(
-        about="a node answers too late, or disconnects during the check",
+        about="a node answers too late or disconnects during the check",
         message="no answer within {deadline_s} s",
-        hint="check whether it is up:\nssh {node} true",
+        hint="check whether the node is up:\nssh {node} true",
     )
     return (*unanswered, late, *_RULES)
 

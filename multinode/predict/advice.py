@@ -50,21 +50,21 @@ _SPEED = GAINS.rule(
 )
 _TRAFFIC = GAINS.rule(
     "traffic",
-    about="what a worker sends with and without the change",
-    message="a worker sends {sent} MB per sample{was}, and exposed communication is {exposed_share:.0%} of the step "
+    about="traffic of a worker with and without the change",
+    message="a worker sends {sent} MB per sample{was}; exposed communication is {exposed_share:.0%} of the step "
     "instead of {exposed_share_now:.0%}",
     figures=("sample_mb_now", "sample_mb", "exposed_share_now", "exposed_share"),
 )
 _DEALT = GAINS.rule(
     "dealt-samples",
-    about="the samples that a node gets if they are distributed by speed",
-    message="{node} gets {dealt} samples per step and worker instead of {equal}",
+    about="samples of a node if they are distributed by node speed",
+    message="samples per step for each worker on {node}: {dealt} instead of {equal}",
     figures=("samples_now", "samples"),
 )
 _LARGER_SHARES = EFFECTS.rule(
     "larger-shares",
-    about="samples dealt by speed",
-    message="faster nodes get larger micro-batches, whose activations take more memory",
+    about="samples distributed by node speed",
+    message="faster nodes get larger micro-batches, which need more memory for activations",
 )
 
 

@@ -102,7 +102,7 @@ def _memory(row: Row) -> str:
     return "0" if abs(more_gib) < _SOME_GIB else f"{more_gib:+.2f}"
 
 
-NUMBER = Figure[int]("number", form="number", about="place of a change, the best first")
+NUMBER = Figure[int]("number", form="number", about="rank of a change; 1 is the best")
 GAIN = Figure[Estimate](
     "gain",
     "gain",
@@ -120,7 +120,7 @@ AGAINST_ONE_NODE = Figure[Estimate](
     cell=_against_one_node,
 )
 MORE_MEMORY = Figure[float](
-    "memory_gib", "memory", "GiB", form="figure", about="additional memory of a worker", cell=_memory
+    "memory_gib", "memory", "GiB", form="figure", about="additional memory per worker", cell=_memory
 )
 EFFECTS = Figure[tuple[Finding, ...]](
     "effects", "other effects", about="effects of a change other than speed", cell=lambda row: effects_words(row.item)

@@ -73,13 +73,13 @@ _RHO_SIGMA, _COMM_SIGMA = 0.3, 0.05
 
 DOUBTS = DoubtRules("Uncertainty of a prediction: what was measured")
 _NO_SINGLE_NODE = DOUBTS.doubt(
-    "no-single-node", "compute", about="no run on one node", message="one node was not measured"
+    "no-single-node", "compute", about="no measured run on one node", message="no run on one node was measured"
 )
 _WAITED_FOR_CORE = DOUBTS.doubt(
     "waited-for-core",
     "cores",
     about="workers that waited for a core",
-    message="its workers waited {waited} of a step for a core that other threads and processes used",
+    message="workers of the measured run waited {waited} per step for a CPU core that other threads or processes used",
 )
 
 ASSUMPTIONS = RuleGroup("Assumptions of a prediction: the cost of a step")

@@ -117,29 +117,32 @@ def _lever(name: str, without: str = UNKNOWN) -> Callable[[Row], str]:
     return lambda row: row.item.levers.words.get(name, without)
 
 
-SCENARIO_NODES = Figure[int]("nodes", "nodes", form="number", about="nodes of the scenario")
+SCENARIO_NODES = Figure[int]("nodes", "nodes", form="number", about="number of nodes in the scenario")
 SCENARIO_LINK = Figure[float](
-    "link_gbit_per_s", "link", form="number", about="rate of a node's NIC, or how the network is used", cell=_link
+    "link_gbit_per_s", "link", form="number", about="line rate of a node's NIC, or the use of the network", cell=_link
 )
 SCENARIO_WORKERS = Figure[int](
     "workers_per_node",
     "workers",
     "per node",
     form="number",
-    about="workers on a node; if the nodes are unequal, those of each",
+    about="workers per node; if nodes differ, the number on each node",
     cell=lambda row: " + ".join(map(str, row.item.unequal or (row.item.workers_per_node,))),
 )
 SCENARIO_ACCUMULATION = msgspec.structs.replace(ACCUMULATION, title="accum.")
 GRADIENTS = Figure[str]("gradients", "gradients", about="gradient dtype on the wire", cell=_lever("compression"))
 AVERAGED = Figure[str](
-    "averaged", "averaged", about="how often nodes average", cell=_lever("averaging", without="every step")
+    "averaged",
+    "averaged",
+    about=("how often nodes average their parameters"),
+    cell=_lever("averaging", without="every step"),
 )
-BUCKET = Figure[float]("bucket_mib", "bucket", "MiB", form="number", about="maximum size of a reduction")
+BUCKET = Figure[float]("bucket_mib", "bucket", "MiB", form="number", about="maximum size of a gradient bucket")
 OVERLAPPED = Figure[bool](
     "overlap",
     "overlap",
     form="number",
-    about="whether computation may hide communication",
+    about="whether communication may overlap with compute",
     cell=lambda row: "on" if row.item.overlap else "off",
 )
 

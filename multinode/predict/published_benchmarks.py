@@ -50,8 +50,8 @@ DOUBTS = DoubtRules("Uncertainty of a prediction: published figures")
 _FEW_DIGITS = DOUBTS.doubt(
     "few-digits",
     "compute",
-    about="a published figure that was rounded",
-    message="the figure of {where} has so few digits that it may be {relative:.0%} off",
+    about="a rounded published figure",
+    message="the published figure of {where} is rounded and may be {relative:.0%} off",
 )
 
 MISSING = RuleGroup("Assumptions of a prediction: published figures")

@@ -60,7 +60,7 @@ class Straggler(Finding, frozen=True, kw_only=True):
         return self.causes[0].cause if self.causes else "unknown"
 
 
-LATE = Figure[float]("late_ms", about="delay of a node per step relative to its peers")
+LATE = Figure[float]("late_ms", about="time that the other nodes wait for a node per step")
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):

@@ -99,13 +99,13 @@ GPU_TEMPERATURE = Figure[float]("temperature_c", "temp", "C", form="whole", abou
 GPU_PCIE = Figure[str](
     "pcie",
     "PCIe",
-    about="PCIe link of the GPU, the lowest under load",
+    about="narrowest PCIe link of the GPU under load",
     cell=lambda row: (row.item.pcie or UNKNOWN) + (" (reduced)" if row.item.pcie_reduced else ""),
 )
 GPU_THROTTLE = Figure[str](
     "throttle",
     "throttled by",
-    about="reasons why the GPU lowers its clocks, with the share of the samples",
+    about="reasons for reduced GPU clocks, each with its share of the samples",
     cell=lambda row: ", ".join(f"{name} {share:.0%}" for name, share in row.item.throttle.items()) or UNKNOWN,
 )
 GPU_FIGURES: tuple[Figure[Any], ...] = (
@@ -253,7 +253,9 @@ def _worker_memory(row: Row) -> str:
 NODE_NAME = Figure[str]("node", "node", about="name of the node")
 CPU_BUSY = Figure[float]("cpu_busy_percent", "busy", "%", form="tenths", about="CPU use of the node")
 CPU_IOWAIT = Figure[float]("cpu_iowait_percent", "iowait", "%", form="tenths", about="CPU time spent waiting for disks")
-CPU_STEAL = Figure[float]("cpu_steal_percent", "steal", "%", form="tenths", about="CPU steal of the node")
+CPU_STEAL = Figure[float](
+    "cpu_steal_percent", "steal", "%", form="tenths", about=("CPU time that the hypervisor took from the node (steal)")
+)
 JOB_CORES = Figure[float](
     "job_cores",
     "job",
@@ -266,17 +268,21 @@ QUOTA_CORES = Figure[float](
     "quota_cores", "quota", "cores", form="number", about="CPU cores that the job's cgroup allows"
 )
 THROTTLED = Figure[float](
-    "throttled_share", "throttled", "by quota", form="share", about="share of the time in which the cgroup is throttled"
+    "throttled_share",
+    "throttled",
+    "by quota",
+    form="share",
+    about=("share of the time in which the cgroup was throttled"),
 )
 MEMORY_AVAILABLE = Figure[float](
-    "memory_available_gib", "free", "GiB", form="tenths", about="minimum memory available to the job"
+    "memory_available_gib", "free", "GiB", form="tenths", about="minimum memory that was available to the job"
 )
 WORKER_MEMORY = Figure[float](
     "peak_worker_memory_gib",
     "worker",
     "GiB",
     form="figure",
-    about="memory of the worker that needed the most: allocated, and reserved by torch",
+    about="peak memory of the worker that used the most: allocated, and reserved by torch",
     cell=_worker_memory,
 )
 RETRANSMITTED = Figure[float](

@@ -134,8 +134,8 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="
 
 
 STEP_TIME_FIGURES: tuple[Figure[float], ...] = (
-    Figure("median", about="step time, median of the measured steps"),
-    Figure("p95", about="step time, 95th percentile of the measured steps"),
+    Figure("median", about="median step time of the measured steps"),
+    Figure("p95", about="95th percentile of the step time of the measured steps"),
     Figure("cv", about="standard deviation of the step time divided by its mean"),
 )
 
@@ -155,7 +155,7 @@ class Comm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 COMM_FIGURES: tuple[Figure[float], ...] = (
-    Figure("overlap", about="share of the communication that compute overlapped"),
+    Figure("overlap", about="share of the communication that overlapped with compute"),
     Figure("in_training_gb_per_s", about="busbw of the training's own all-reduces"),
 )
 
@@ -214,15 +214,15 @@ class Summary(Throughput, frozen=True, kw_only=True):
 
 STEP_COUNTS: tuple[Figure[int], ...] = (
     Figure("steps", about="recorded optimizer steps"),
-    Figure("steady_steps", about="measured steps, without warm-up"),
+    Figure("steady_steps", about="measured steps, excluding warm-up"),
 )
 OTHER_RATES: tuple[Figure[float], ...] = (
-    Figure("all_steps_samples_per_s", about="samples per second of all workers, warm-up included"),
-    Figure("trainer_samples_per_s", about="samples per second as the Trainer reports them"),
+    Figure("all_steps_samples_per_s", about="samples per second of all workers, including warm-up"),
+    Figure("trainer_samples_per_s", about="samples per second that the Trainer reports"),
 )
 MODEL_FIGURES: tuple[Figure[float], ...] = (
     Figure("parameters", about="parameters of the model"),
-    Figure("trainable", about="parameters with gradients"),
+    Figure("trainable", about="trainable parameters"),
     Figure("first_loss", about="first logged loss"),
     Figure("last_loss", about="last logged loss"),
 )

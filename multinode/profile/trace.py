@@ -591,16 +591,19 @@ WINDOWS = RuleGroup("A profiler's window compared with the counters of the run")
 _WINDOW_FIGURES = ("window_exposed_ms", "window_step_ms")
 _BOTH_FIGURES = (*_WINDOW_FIGURES, "exposed_ms", "step_ms")
 _WINDOW = "{window_exposed_ms} of {window_step_ms}"
-_BOTH = f"Exposed communication per step is {_WINDOW} in the window and {{exposed_ms}} of {{step_ms}} by the counters"
+_BOTH = (
+    f"Exposed communication per step is {_WINDOW} in the profiler's window, and {{exposed_ms}} of {{step_ms}} "
+    "according to the counters"
+)
 _ALONE = WINDOWS.rule(
     "window-alone",
-    about="exposed communication that only the window shows",
-    message=f"Exposed communication per step is {_WINDOW} in the window; it is unknown elsewhere.",
+    about="only the profiler's window shows exposed communication",
+    message=f"Exposed communication per step is {_WINDOW} in the profiler's window; without the window, it is unknown.",
     figures=_WINDOW_FIGURES,
 )
 _AGREE = WINDOWS.rule(
     "agree",
-    about="exposed communication that agrees",
+    about="the window and the counters agree",
     message=f"{_BOTH}. They agree within {{apart:.1%}} of the step.",
     figures=_BOTH_FIGURES,
 )
@@ -609,48 +612,48 @@ _AGREE = WINDOWS.rule(
 def _difference(code: str, about: str, why: str, *figures: str) -> Rule:
     return WINDOWS.rule(
         code,
-        about=f"exposed communication that differs: {about}",
+        about=f"the window and the counters differ: {about}",
         message=f"{_BOTH}. They differ by {{apart:.0%}} of the step{why}.",
         figures=(*_BOTH_FIGURES, *figures),
     )
 
 
 _FEW = _difference(
-    "few-steps", "the window is short", "; the window has too few steps ({window_steps}) to judge", "window_steps"
+    "few-steps", "the window is short", ". The window has too few steps ({window_steps}) to judge", "window_steps"
 )
 _LONGER = _difference(
     "profiled-step",
     "the profiler slows the training",
-    ", because the profiler made a step {longer:.0%} longer",
+    ", because the profiler made each step {longer:.0%} longer",
     "longer",
 )
 _IDLE_GPU = _difference(
     "idle-gpu",
     "the GPU waits for the host",
-    ". The GPU computed for {busy_share:.0%} of the time. While it waits for the host and a collective runs, only "
-    "the trace counts that time as exposed: its figure is an upper bound",
+    ". The GPU computed for {busy_share:.0%} of the time. If a collective runs while the GPU waits for the host, only "
+    "the window counts that time as exposed communication. So the window's figure is an upper bound",
     "busy_share",
 )
-_UNEXPLAINED = _difference("unexplained", "nothing explains it", " for an unknown reason")
+_UNEXPLAINED = _difference("unexplained", "the reason is unknown", " for an unknown reason")
 _WINDOW_FITS = WINDOWS.rule(
     "window-fits-nccl-test",
-    about="an nccl-test that confirms the window, not the counters",
-    message="At the rate of nccl-test {run_id}, the {size:.3g} MB of a step take {took_ms}: the window agrees "
-    "with that, but the counters show more.",
+    about="an nccl-test agrees with the window, not with the counters",
+    message="At the speed of nccl-test {run_id}, a step's {size:.3g} MB take {took_ms}. The window agrees with that, "
+    "but the counters show more.",
     figures=("run_id", "took_ms"),
 )
 _COUNTERS_FIT = WINDOWS.rule(
     "counters-fit-nccl-test",
-    about="an nccl-test that confirms the counters, not the window",
-    message="At the rate of nccl-test {run_id}, the {size:.3g} MB of a step take {took_ms}: the counters agree "
-    "with that, but the window shows more.",
+    about="an nccl-test agrees with the counters, not with the window",
+    message="At the speed of nccl-test {run_id}, a step's {size:.3g} MB take {took_ms}. The counters agree with that, "
+    "but the window shows more.",
     figures=("run_id", "took_ms"),
 )
 _NO_KERNELS = WINDOWS.rule(
     "no-kernels",
-    about="collectives that are not NCCL kernels",
-    message="The trace has {kernels:.0f} NCCL kernels per step for {calls:.0f} calls: collectives that use copy "
-    "engines or symmetric memory are not NCCL kernels, so the trace's communication lacks them.",
+    about="collectives that run without NCCL kernels",
+    message="The trace has {kernels:.0f} NCCL kernels per step for {calls:.0f} calls. It does not show collectives "
+    "that use copy engines or symmetric memory, because they run without NCCL kernels.",
     figures=("kernels", "calls"),
 )
 

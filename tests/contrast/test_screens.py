@@ -41,7 +41,7 @@ COMPARED = compare(
         side_of("candidate", 78.4, 2, split=split_of(102.0, 61.0), run_ids=("20260105-101500-dcba",)),
     ],
     mode="compare",
-    why=Finding(message="run b against run a"),
+    why=Finding(message="run b compared with run a"),
     job="sft.yaml",
     rule="all but the first 5",
 )

@@ -125,4 +125,4 @@ def test_what_has_no_number_is_left_to_cuda_and_told_before_the_launch() -> None
     cluster = make.cluster(case[0])
     inspection = Inspection(cluster=cluster, facts={"a": facts}, master_port=1, job=seed)
     (finding,) = check_deepspeed_devices(inspection)
-    assert "each worker would fail with 'invalid literal for int()'" in finding.message
+    assert "Each worker would fail with 'invalid literal for int()'" in finding.message

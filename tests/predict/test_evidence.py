@@ -95,7 +95,7 @@ def test_without_one_node_its_own_work_is_what_the_others_did_not_wait_for() -> 
     assert found.calibration.layout == Layout(nodes=1)
     (note,) = found.notes
     assert (note.code, note.figures["run_id"]) == ("without-single-node", "two")
-    assert any(doubt.message == "one node was not measured" for doubt in found.calibration.doubts)
+    assert any(doubt.message == "no run on one node was measured" for doubt in found.calibration.doubts)
 
 
 def test_where_the_others_do_not_tell_either_a_stored_run_on_one_node_is_taken() -> None:

@@ -70,7 +70,7 @@ def test_more_than_the_network_explains_is_carried_on_to_other_links_and_told() 
     assert figures == pytest.approx(
         {"step_ms": 540, "predicted_ms": 265, "unexplained_ms": 243, "calls_factor": 1.25}, rel=0.01
     )
-    why = "on several nodes, the model alone was off by a factor of 2.03"
+    why = "without the measured run, the prediction for several nodes was off by a factor of 2.03"
     assert [why in {doubt.message for doubt in row.doubts} for row in (slow, here, fast)] == [True, False, True]
     assert fast.samples_per_s.high / fast.samples_per_s.low > 4
 
@@ -124,7 +124,7 @@ def test_one_node_and_an_nccl_test_alone_have_none() -> None:
 def test_a_method_that_nobody_ran_is_nowhere_taken_for_measured() -> None:
     two = training_record("two", 2, exposed_ms=400.0)
     (lora,) = forecast(two, ForecastRequest(links=(1.0,), methods=("lora:8",))).scenarios
-    assert any("the model alone was off" in doubt.message for doubt in lora.doubts)
+    assert any("the prediction for several nodes was off" in doubt.message for doubt in lora.doubts)
 
 
 UNKNOWN = st.just(Unknown("nobody looked"))

@@ -186,8 +186,8 @@ def test_what_is_said_of_a_window(golden: Golden) -> None:
         "a GPU that waits": view_traces({0: four["cuda"]}, 2, known(counters(0.1, 1.0).mean)),
         "no reason": view_traces({0: four["cpu"]}, 2, known(counters(0.1, 1.0).mean)),
         "few kernels": view_traces({0: four["cuda"]}, 2, None, [gathers]),
-        "an nccl-test that confirms the window": decided(500, 900.0),
-        "an nccl-test that confirms the counters": decided(1186, 580.0),
+        "an nccl-test agrees with the window": decided(500, 900.0),
+        "an nccl-test agrees with the counters": decided(1186, 580.0),
     }
     golden.check_findings("windows", {name: view.findings for name, view in cases.items()})
 

@@ -54,7 +54,7 @@ AVERAGED = candidate(
     expected_s=95.0,
     effects=(
         Finding(
-            message="a different algorithm; the loss may be worse, as nodes train independently between averaging steps"
+            message="a different algorithm: nodes train independently between averaging steps, so the loss may be worse"
         ),
     ),
 )
