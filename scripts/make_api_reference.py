@@ -132,7 +132,8 @@ def _request(name: str, struct: Any) -> str:
 
 def _fields(struct: type[msgspec.Struct]) -> dict[str, str]:
     """The meaning of each field that a struct itself declares."""
-    comments = {name: f"{_capital(text).rstrip('.')}." for name, text in field_comments(inspect.getsource(struct)).items()}
+    comments = field_comments(inspect.getsource(struct))
+    comments = {name: f"{_capital(text).rstrip('.')}." for name, text in comments.items()}
     return comments | dict(_meanings(_docstring(struct)[1].get("Attributes", "")))
 
 

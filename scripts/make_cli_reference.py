@@ -32,7 +32,7 @@ multinode exits with one of these codes:
 | code | meaning |
 |---|---|
 | 0 | success |
-| 1 | the job, the check or the test failed, or a requirement was not met (`--strict`, `--min-busbw`, `--min-efficiency`) |
+| 1 | the job, the check or the test failed, or a limit was not met (`--strict`, `--min-busbw`, `--min-efficiency`) |
 | 2 | the command line or a configuration file is wrong |
 | 3 | a node could not be reached |
 | 130 | interrupted |
