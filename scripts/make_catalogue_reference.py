@@ -123,21 +123,22 @@ def _section(error: KnownError, language: Language) -> str:
         "note": notes,
         "source": error.source,
     }
-    return (
-        f"\n### {error.id}\n\n"
-        + "".join(f"    {text}\n" for text in error.texts)
-        + "\n"
-        + "".join(f"- {words[name]}{row}\n".replace(": \n", ":\n", 1) for name, row in rows.items() if row)
-    )
+    texts_printed = "".join(f"    {text}\n" for text in error.texts)
+    told = "".join(f"\n{words[name]}{row}\n".replace(" \n", "\n") for name, row in rows.items() if row)
+    return f"\n### {error.id}\n\n{texts_printed}{told}"
 
 
 def _steps(fix: str, language: Language) -> str:
     """The steps of a fix: one as a sentence, several as a list."""
-    steps = [step[0].upper() + step[1:] for step in fix.split(language.between)]
+    steps = fix.split(language.between)
     if len(steps) == 1:
-        return _text(steps[0], language.stop)
-    # Four blanks: Python-Markdown nests a list only so.
-    return "".join(f"\n    - {_text(step, '')}" for step in steps)
+        return _text(_capital(steps[0]), language.stop)
+    return "\n" + "".join(f"\n- {_text(_capital(step), '')}" for step in steps)
+
+
+def _capital(text: str) -> str:
+    """An English step with a capital; in Chinese, a step may begin with a command."""
+    return text[0].upper() + text[1:] if text.isascii() else text
 
 
 def _text(text: str, stop: str) -> str:
