@@ -117,8 +117,8 @@ CopyCode = Annotated[
         metavar="[DIR]",
         rich_help_panel=_JOB,
         help=(
-            "Copy DIR to every node and run the job there. Files that git ignores are not copied, nor are files that "
-            "a node already has. Default: this directory."
+            "Copy DIR to every node and run the job there. Skip files that git ignores or that a node already "
+            "has. Default: this directory."
         ),
     ),
 ]
@@ -172,7 +172,7 @@ EngineName = Annotated[
         "--engine",
         metavar="NAME",
         rich_help_panel=_JOB,
-        help=f"Launcher of the workers: {', '.join(ENGINES[:-1])} or {ENGINES[-1]}. Default: llamafactory for a YAML, "
+        help=f"Launcher: {', '.join(ENGINES[:-1])} or {ENGINES[-1]}. Default: llamafactory for a YAML, "
         "torchrun for a script.",
     ),
 ]
@@ -263,8 +263,8 @@ ExportTo = Annotated[
         metavar="KIND:WHERE,...",
         rich_help_panel=_RUN,
         help=(
-            "Export metrics during the run to tensorboard:DIR, mlflow:DIR|URI, wandb:DIR or prometheus:FILE.prom,"
-            " or at its end to csv:DIR or parquet:DIR. Repeatable."
+            "Export metrics during the run (tensorboard:DIR, mlflow:DIR|URI, wandb:DIR, prometheus:FILE.prom) or "
+            "at its end (csv:DIR, parquet:DIR). Repeatable."
         ),
     ),
 ]
@@ -307,9 +307,9 @@ Average = Annotated[
         metavar="METHOD:H[:...]",
         rich_help_panel=_JOB,
         help=(
-            "Average the parameters between nodes only every H steps. The methods are local:H (local SGD) and "
-            "diloco:H[:LR[:MOMENTUM]] (DiLoCo, with an outer Nesterov optimizer; default 0.7:0.9). Append :fp16 "
-            "or :bf16 to send 16-bit values."
+            "Average the parameters between nodes only every H steps, with local:H (local SGD) or "
+            "diloco:H[:LR[:MOMENTUM]] (DiLoCo with an outer Nesterov optimizer, default 0.7:0.9). Append :fp16 or"
+            " :bf16 to send 16-bit values."
         ),
     ),
 ]

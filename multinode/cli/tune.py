@@ -142,8 +142,7 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "tune --hosts hosts.txt --budget 1h train.yaml",
             "tune --hosts hosts.txt --judge speed --from last --candidates 3",
-            note="To launch the best change: multinode launch --with FILE. To continue with more --seeds or a larger "
-            "--budget, run the command again.",
+            note="To use the result: multinode launch --with FILE. To resume, use more --seeds or a larger --budget.",
         ),
     )(expand_options(tune))
 
