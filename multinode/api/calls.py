@@ -56,11 +56,11 @@ def run_check(hosts: Names = None, job: JobWords = None, *, say: Say = print, **
     """Find problems that would break a training job on these nodes, like `multinode check`.
 
     Args:
-        hosts: a hostfile, a list of names, `@name` of multinode.toml, `lab` or `auto`. If None, the default of
+        hosts: a hostfile, a list of names, `@name` of multinode.toml, `lab` or `auto`. Default: the same as for
             `--hosts`.
-        job: path of a YAML file, or the words of a command, such as `["train.py", "--lr", "1e-4"]`. If None, check only
-            the requirements of every training.
-        say: called with one line at each stage. If None, nothing is printed.
+        job: path of a YAML file, or the words of a command, such as `["train.py", "--lr", "1e-4"]`. If None, only the
+            requirements of every training are checked.
+        say: called with a line of text at each stage. If None, nothing is printed.
         options: the options of the command, written with underscores.
 
     Raises:
@@ -79,8 +79,9 @@ def run_launch(hosts: Names = None, job: JobWords = None, *, say: Say = print, *
 
     Args:
         hosts: same as in `run_check`.
-        job: same as in `run_check`. If None, the default job.
-        say: called with one line at each stage, and every 30 seconds with the progress. If None, nothing is printed.
+        job: same as in `run_check`. Default: the job in the settings, or configs/default.yaml.
+        say: called with a line of text at each stage, and every 30 seconds with the progress. If None, nothing is
+            printed.
         options: the options of the command, written with underscores.
 
     Raises:

@@ -21,8 +21,8 @@ def predict(names: Sequence[str], request: ForecastRequest | None = None, *, run
     Args:
         names: runs of the same training, and an nccl-test, as run ids, beginnings of run ids, or `last`. A contrast
             includes both.
-        request: what to predict. If None, the speed of the measured training at common link rates.
-        runs: the directory of all runs. If None, $MULTINODE_RUNS, or `runs` in the working directory.
+        request: what to predict. Default: the speed of the measured training at common link rates.
+        runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
 
     Raises:
         UsageError: a run does not exist, the runs lack data, or the request cannot be predicted.
@@ -51,9 +51,9 @@ def advise(
 
     Args:
         names: run ids, beginnings of run ids, or `last` (the default).
-        link: link rate to assume, such as `10gbit`. If None, the measured link rate.
+        link: link rate to assume, such as `10gbit`. Default: the measured link rate.
         link_measured: link rate of the runs. Needed only if their NICs did not report it.
-        runs: the directory of all runs. If None, $MULTINODE_RUNS, or `runs` in the working directory.
+        runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
 
     Raises:
         UsageError: a run does not exist, the runs lack data, or a rate is invalid.
@@ -86,8 +86,8 @@ def report(
         names: run ids, beginnings of run ids, or `last` (the default).
         output: file or directory to write. If None, nothing is written.
         form: `html`, `markdown`, `csv`, `json` or `table`. If None, the suffix of `output` decides.
-        say: called with one line at each stage.
-        runs: the directory of all runs. If None, $MULTINODE_RUNS, or `runs` in the working directory.
+        say: called with a line of text at each stage.
+        runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
 
     Raises:
         UsageError: a run does not exist, or `output` cannot be written.
@@ -120,7 +120,7 @@ def load_run(name: str = "last", *, runs: Path | None = None) -> StoredRun:
 
     Args:
         name: the run id, the beginning of a run id, or `last`.
-        runs: the directory of all runs. If None, $MULTINODE_RUNS, or `runs` in the working directory.
+        runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
 
     Raises:
         UsageError: the run does not exist.

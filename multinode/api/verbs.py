@@ -30,7 +30,7 @@ def check(
     Args:
         cluster: the nodes.
         context: the connections to the nodes.
-        job: the training. If None, check only the requirements of every training.
+        job: the training. If None, only the requirements of every training are checked.
         options: how the job will be launched, and whether to measure the bandwidth between the nodes.
     """
     from multinode.check.check import CheckOptions, check_cluster
@@ -58,7 +58,7 @@ def copy(
     Raises:
         UsageError: no node has the paths, or the nodes have different contents and the request names no source.
         NodeError, NodeFailed: the source failed, or a node has too little disk space. Nothing was written.
-        Interrupted: the user stopped the copy. The same call sends the rest.
+        Interrupted: the user stopped the copy. To send the rest, make the same call again.
     """
     from multinode.copy.paths import copy_paths
 
@@ -72,7 +72,7 @@ def nccl_test(launch: Launch, context: RunContext, extent: Extent | None = None)
         launch: the nodes, with a CollectiveTest as the job. Set `workers_per_node=1` to measure only the network
             between the nodes.
         context: the connections to the nodes.
-        extent: what to measure in addition to the collectives. If None, raw TCP between neighbors.
+        extent: what to measure in addition to the collectives. Default: raw TCP between neighbors.
 
     Raises:
         RunFailed: the test failed.
@@ -100,9 +100,9 @@ def contrast(
     Args:
         launch: the job and all nodes.
         context: the connections to the nodes.
-        request: the sides to compare. If None, one node and all nodes, in the mode that the slots of node 0 allow.
+        request: the sides to compare. Default: one node and all nodes, in the mode that the slots of node 0 allow.
         repeats: number of repeats per side. The sides are interleaved.
-        fresh: whether to measure everything again. If False, an interrupted contrast of the same request is resumed.
+        fresh: whether to measure everything again. If False, an interrupted contrast with the same request is resumed.
 
     Raises:
         UsageError: the contrast is not possible with this hostfile or mode.

@@ -254,9 +254,10 @@ _STREAM_S = 0.3
 class CheckOptions(LaunchOptions, frozen=True, kw_only=True):
     """How to check the nodes, and how the job will be launched."""
 
-    # whether to measure the bandwidth between the nodes. If None, only if there are few nodes
+    # whether to measure the bandwidth between the nodes. Default: only if there are few nodes
     bandwidth: bool | None = None
-    runs: Path | None = None  # directory of earlier runs, which show how much memory the job needs. If None, unused
+    # directory of earlier runs, which show how much memory the job needs. None means that this is unknown
+    runs: Path | None = None
 
 
 class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,8 +51,8 @@ class ContrastRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         mode: what all sides have in common. If None, the slots of node 0 decide.
-        counts: numbers of nodes to compare, from the top of the hostfile. If empty, one node and all nodes.
-        workers: workers per node of the candidate. If None, as many as the mode allows.
+        counts: numbers of nodes to compare, from the top of the hostfile. Default: one node and all nodes.
+        workers: workers per node of the candidate. Default: as many as the mode allows.
         each_node: whether to also measure each node alone.
         baseline_gpus: GPUs of node 0 to use for the baseline, as many as all nodes use together.
         accumulation: micro-batches per step of the job. None if unknown.
@@ -403,8 +403,8 @@ def cut_job(job: Job, steps: int | None, *, whole: bool = False) -> Job:
     """Limit the job to the steps to measure.
 
     Args:
-        job: the job. The number of steps of a script is set by its own arguments.
-        steps: number of measured steps after the warm-up. If None, 30, or all if the job has fewer.
+        job: the job. For a script, set the number of steps with the arguments of the script.
+        steps: number of measured steps after the warm-up. Default: 30, or all if the job has fewer.
         whole: whether to keep all steps of the job.
 
     Raises:

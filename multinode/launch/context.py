@@ -34,7 +34,7 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to execute a plan.
 
     Attributes:
-        lease_s: how long a node keeps running the job without contact to the controller. If None, without limit
+        lease_s: how long a node keeps running the job without contact to the controller. None means without limit
             (detached).
         grace_s: time between SIGTERM and SIGKILL when the run is stopped.
         silence_s: time without a message from a node after which its connection counts as lost. Nodes send one every
@@ -161,7 +161,7 @@ class RunContext:
 
     Args:
         observe: called with the progress, a few times per second.
-        say: called with a short text at each stage.
+        say: called at each stage with a short text that describes it.
 
     Attributes:
         observe_log: called with a node and the new part of its log, as the job wrote it.
@@ -230,8 +230,8 @@ def connect(
 
     Args:
         cluster: the nodes.
-        runs: the directory of all runs. If None, $MULTINODE_RUNS, or `runs` in the working directory.
-        say: called with a short text at each stage.
+        runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
+        say: called at each stage with a short text that describes it.
         observe: called with the progress of a run, a few times per second.
         local: whether to use this machine as the only node, without SSH.
 
@@ -324,8 +324,8 @@ def load_nodes(
     """Load the nodes that `hosts` names, like `--hosts`: a file, `a:2,b:2`, `FILE:GROUP`, `@NAME`, `lab` or `auto`.
 
     Args:
-        hosts: the nodes. If None, $MULTINODE_HOSTS, multinode.toml, or the lab that was started in this directory.
-        count: number of nodes to use, from the first one on. If None, all nodes.
+        hosts: the nodes. Default: $MULTINODE_HOSTS, multinode.toml, or the lab that was started in this directory.
+        count: use only the first `count` nodes. Default: all nodes.
         note: called with texts for the user: the hostfile used if `hosts` is None, the ignored parts of an inventory,
             and the hostfile written for the nodes of a scheduler.
 

@@ -41,7 +41,7 @@ class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to predict: every combination of these values. An empty tuple stands for the measured value.
 
     Attributes:
-        links: NIC rates in Gbit/s. If empty, common rates and the measured one.
+        links: NIC rates in Gbit/s. Default: common rates and the measured rate.
         nodes: numbers of nodes.
         workers_per_node: numbers of workers per node.
         strategies: sharding strategies.
@@ -53,7 +53,7 @@ class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
         levers: changes of the training itself, such as gradient compression.
         target: efficiency for which to find the break-even link rate, between 0 and 1.
         link_measured: link rate of the runs and of the nccl-test. Needed only if their NICs did not report it.
-        stream: measured TCP rate in Gbit/s. If None, the rate that the nccl-test measured.
+        stream: measured TCP rate in Gbit/s. Default: the rate that the nccl-test measured.
     """
 
     links: tuple[float, ...] = ()

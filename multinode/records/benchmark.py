@@ -45,7 +45,7 @@ class CollectiveTest(msgspec.Struct, frozen=True, kw_only=True, tag="collective-
         max_seconds: time limit per message.
         warmup_iters: warm-up iterations per message.
         check: number of times to verify the result of each message. 0 disables this.
-        backend: `nccl`, `gloo`, `xccl` (Intel) or `hccl` (Ascend). If None, the backend for the workers' accelerators.
+        backend: `nccl`, `gloo`, `xccl` (Intel) or `hccl` (Ascend). Default: the backend for the workers' accelerators.
     """
 
     training: ClassVar[None] = None  # it trains nothing

@@ -113,7 +113,7 @@ class TraceWindow(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int  # number of steps to record
     after: int = 10  # the step after which the trace starts. If the training is too short, it starts earlier
-    ranks: tuple[int, ...] = ()  # ranks to trace. If empty, the first rank of each node
+    ranks: tuple[int, ...] = ()  # ranks to trace. Default: the first rank of each node
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
