@@ -30,7 +30,7 @@ _WRITTEN_BY = {
     "multinode.check/2": "`multinode check --json`",
     "multinode.comparison/2": "`multinode compare --json`, except for trainings, nccl-tests and tables",
     "multinode.contrast/5": "`multinode contrast --json`, `multinode compare --json`, `contrast.json` of a run",
-    "multinode.copy/2": "`multinode copy --json`",
+    "multinode.copy/3": "`multinode copy --json`",
     "multinode.early-verdict/2": "`early-verdict.json` of a run, and a key in what `launch`, `attach` and `show` "
     "print with `--json`",
     "multinode.explain/2": "`multinode explain --json`",
@@ -46,7 +46,7 @@ _WRITTEN_BY = {
     "multinode.runs/2": "`multinode runs --json`",
     "multinode.sample/1": "a line of `samples/node-N.jsonl` of a run",
     "multinode.stall/2": "`stall.json` of a run that hung",
-    "multinode.summary/2": "`summary.json` of a run",
+    "multinode.summary/3": "`summary.json` of a run",
     "multinode.tune/3": "`multinode nccl-test --tune --json`, `tune.json` of a run",
     "multinode.tuning/3": "`multinode tune --json`, `multinode tune --dry-run --json`, `tuning.json` of a run",
     "multinode.sweep/3": "`multinode sweep --json`, `multinode show --format json`, `sweep.json` of a run",

@@ -135,7 +135,7 @@ class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
     peak_source: str = ""
     alone: DeviceSpeed | None = None  # while no other worker of any node measured, if that was possible
     together: DeviceSpeed | None = None  # while all of them did
-    error: str | None = None  # why it could not be measured, if so
+    error: Finding | None = None  # why it could not be measured, if so
 
     @property
     def key(self) -> tuple[str, str]:
@@ -212,7 +212,7 @@ class BenchNode(msgspec.Struct, frozen=True, kw_only=True):
     node_rank: int
     workers: tuple[BenchWorker, ...] = ()  # on it, as far as they identified themselves
     runs: dict[str, str] = {}  # the run of each phase
-    failures: dict[str, str] = {}  # reason of failed phases, by phase
+    failures: tuple[Finding, ...] = ()  # phases that failed
 
     @property
     def is_measured(self) -> bool:
@@ -274,7 +274,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     below_sheet: tuple[BelowSheet, ...] = ()
     unmeasured: tuple[Finding, ...] = ()  # parts that could not be measured, or not yet
     outcome: Finding | None = None  # how many devices are as fast as their peers; None if one is slow
-    notes: tuple[str, ...] = ()  # how it was measured
+    notes: tuple[Finding, ...] = ()  # how it was measured
     # unmeasured parts when this was stored, in order, the first possibly in progress; empty when complete
     left: tuple[str, ...] = ()
 

@@ -44,8 +44,8 @@ def show(report: CopyReport) -> Iterator[Block]:
         figures=(NODE_NAME, STATE, RECEIVED, extra),
     ).sheet()
     for node in report.nodes:
-        if node.message is not None:
-            yield Labels(((node.name, node.message), *([("", node.hint)] if node.hint else [])))
+        if (failure := node.failure) is not None:
+            yield Labels(((node.name, failure.message), *([("", failure.hint)] if failure.hint else [])))
     if not report.deleted and any(node.extra_files for node in report.nodes):
         yield Prose(f"{report.source} does not have the extra files; --delete removes them")
 

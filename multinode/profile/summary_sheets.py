@@ -305,14 +305,17 @@ def _missing(summary: Summary) -> Iterator[tuple[str, str]]:
         parts = dict.fromkeys((*PART_NAMES, "overlap"), split.mean)
     unknown = unknown_fields(summary)
     yield from ((name, figure.reason) for name, figure in unknown.items())
-    yield from summary.notes.items()
+    reported: dict[str, list[str]] = {}
+    for note in summary.notes:
+        reported.setdefault(note.concerns, []).append(note.message)
+    yield from ((name, "; ".join(messages)) for name, messages in reported.items())
     # The split repeats figures of the communication.
     of_step = bytes_per_step | unknown_fields(comm)
     of_step |= {name: figure for name, figure in (parts | unknown_fields(split)).items() if name not in of_step}
     yield from ((name, figure.reason) for name, figure in of_step.items() if name != "mean")
     if trace is not None:
         yield from ((name, figure.reason) for name, figure in unknown_fields(trace).items())
-        yield from trace.notes.items()
+        yield from ((note.concerns, note.message) for note in trace.notes)
     nodes: dict[tuple[str, str], list[str]] = {}
     for node in summary.nodes:
         for entry in dict.fromkeys(_unknown_of(node)):
@@ -332,4 +335,4 @@ def _unknown_of(node: NodeUse) -> Iterator[tuple[str, str]]:
             yield f"gpu {gpu.index} {_OF_DIVIDED if unknown == DIVIDED else name}", unknown.reason
     for name, unknown in unknown_fields(node).items():
         yield name.removesuffix("_s"), unknown.reason
-    yield from node.notes.items()
+    yield from ((note.concerns, note.message) for note in node.notes)

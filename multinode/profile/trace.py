@@ -19,7 +19,7 @@ from multinode.decoding import decode_json
 from multinode.findings.finding import Finding
 from multinode.findings.rule import Rule, RuleGroup
 from multinode.profile.calls import SeenCall
-from multinode.profile.figures import TraceView, WorkerTrace
+from multinode.profile.figures import NOTES, FigureNote, TraceView, WorkerTrace
 from multinode.profile.step_split import WorkerSplit
 from multinode.records.run_directory import RunDirectory
 from multinode.stats.time_spans import Interval, clip, gaps, intersect, length, merge, subtract
@@ -190,10 +190,24 @@ def read_trace(data: bytes, most_bytes: int = _MOST_BYTES) -> TraceEvents:
 _LARGEST_TRACE = 64 << 20
 
 
-def read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[int, TraceEvents], dict[str, str]]:
-    """The copied windows, by rank, and notes of why others cannot be read."""
+_UNFETCHED = NOTES.rule(
+    "trace-not-fetched",
+    about="a profiler's window that was not copied",
+    message="it was not fetched",
+    figures=("rank",),
+)
+_UNREADABLE = NOTES.rule(
+    "trace-unreadable",
+    about="a profiler's window that cannot be read",
+    message="it cannot be read: {reason}",
+    figures=("rank", "reason"),
+)
+
+
+def read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[int, TraceEvents], tuple[FigureNote, ...]]:
+    """The copied windows, by rank, and notes on why others cannot be read."""
     events: dict[int, TraceEvents] = {}
-    notes: dict[str, str] = {}
+    notes: list[FigureNote] = []
     for rank in ranks:
         path = directory.trace_path(rank)
         try:
@@ -201,10 +215,14 @@ def read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[int
                 # A truncated trace is invalid, and the reader says so.
                 events[rank] = read_trace(file.read(_LARGEST_TRACE))
         except FileNotFoundError:
-            notes[f"trace of rank {rank}"] = "it was not fetched"
+            notes.append(_note_on(_UNFETCHED, rank))
         except (OSError, ValueError) as error:
-            notes[f"trace of rank {rank}"] = f"it cannot be read: {error}"
-    return events, notes
+            notes.append(_note_on(_UNREADABLE, rank, str(error)))
+    return events, tuple(notes)
+
+
+def _note_on(rule: Rule, rank: int, reason: str | None = None) -> FigureNote:
+    return FigureNote(**rule.fields(None, {"rank": rank, "reason": reason}), concerns=f"trace of rank {rank}")
 
 
 def _unpack(data: bytes, most_bytes: int) -> bytes:
@@ -427,6 +445,13 @@ _PAIRWISE = frozenset({"send", "recv", "sendrecv", "unknown"})
 
 _Key = tuple[int, str, str, int | None, int]
 
+_ONE_TRACED = NOTES.rule(
+    "one-worker-traced",
+    about="the window of one of several workers",
+    message="only rank {rank} was traced: its waiting for others counts as communication",
+    figures=("rank",),
+)
+
 
 def view_traces(
     traces: Mapping[int, TraceEvents],
@@ -451,9 +476,7 @@ def view_traces(
     """
     workers = tuple(_worker(rank, events) for rank, events in sorted(traces.items()))
     least = _waited_least(workers)
-    notes: dict[str, str] = {}
-    if len(traces) == 1 and world_size > 1:
-        notes["transfer"] = f"only rank {least.rank} was traced: its waiting for others counts as communication"
+    single = len(traces) == 1 and world_size > 1
     reductions = [span for span in traces[least.rank].collectives if _is_reduction(span)]
     return TraceView(
         workers=workers,
@@ -466,7 +489,7 @@ def view_traces(
             *_compare(least, counted, traces[least.rank].device, _by_bytes(called, scan, world_size)),
             *_judge_kernels(traces[least.rank], called),
         ),
-        notes=notes,
+        notes=(FigureNote(**_ONE_TRACED.fields(None, {"rank": least.rank}), concerns="transfer"),) if single else (),
     )
 
 

@@ -248,7 +248,13 @@ def test_other_load_is_seen_where_a_worker_is_confined_to_some_cores(golden: Gol
 
 def test_where_nothing_could_be_measured_that_is_said() -> None:
     failed = speed("matmul", 1.0, times_us=(), error="no memory")
-    assert verdict(report(part(0, on_gpu([failed])))) == ("no device was measured",)
+    found = report(part(0, on_gpu([failed])))
+    assert verdict(found) == ("no device was measured",)
+    (test,) = found.workers[0].tests
+    assert test.error is not None
+    assert (test.error.code, test.error.node) == ("test-failed", "node0")
+    assert test.error.figures == {"rank": 0, "label": "matmul 4096 bf16", "error": "no memory"}
+    assert test.error.message == "worker 0 of node0 could not measure matmul 4096 bf16: no memory"
 
 
 def test_a_gpu_before_ampere_is_held_against_its_fp16_and_has_no_bf16() -> None:
@@ -275,7 +281,8 @@ def test_a_gpu_at_forty_percent_of_its_data_sheet_is_told_with_the_usual_reasons
 def test_a_node_that_failed_is_told_and_costs_the_others_nothing() -> None:
     found = report(part(0, on_gpu(speeds(), gpu())), part(1, (), run_id=None, error="no route to node1"))
     assert verdict(found)[0] == "node1 could not be measured alone: no route to node1"
-    assert found.nodes[1].failures == {"alone": "no route to node1"}
+    assert found.nodes[1].failures == found.unmeasured
+    assert found.unmeasured[0].figures == {"phase": "alone", "error": "no route to node1"}
     assert found.nodes[0].workers[0].tests
 
 
@@ -342,9 +349,12 @@ def test_every_figure_has_the_clock_and_the_power_that_it_was_reached_at() -> No
     found = report(part(0, on_gpu(speeds(), cold)))
     (worker,) = found.workers
     assert {(speed.clock_mhz, speed.power_w) for test in worker.tests for speed in test.speeds} == {(1410, 250)}
-    assert not any("power limit" in note for note in found.notes)
+    assert "power-limited" not in [note.code for note in found.notes]
     sizes = next(sheet for sheet in bench_sheets(found) if sheet.title == "matrix products by type and size")
     assert [row[-1] for row in sizes.rows] == ["1410/250"]
     capped = cold[:3] + gpu(sm_clock_mhz=1200, power_w=400.0, power_limit_w=400.0, throttle=("sw_power_cap",))[3:]
     notes = report(part(0, on_gpu(speeds(), capped))).notes
-    assert any(note.startswith("node0/0 alone: the power limit of 400 W held the clock back for 50%") for note in notes)
+    (limited,) = (note for note in notes if note.code == "power-limited")
+    assert limited.message.startswith("node0/0 alone: the power limit of 400 W held the clock back for 50%")
+    assert limited.node == "node0"
+    assert limited.figures["limited_share"] == pytest.approx(0.5, abs=0.05)

@@ -131,7 +131,7 @@ def test_a_node_without_sshd_costs_the_other_nothing(command: Command, fault: Ma
     assert code == 1
     first, second = document["nodes"]
     assert first["workers"][0]["tests"][0]["together"]["value"]["value"] > 0
-    assert "alone" in second["failures"]
+    assert [failure["figures"]["phase"] for failure in second["failures"]] == ["alone"]
     assert second["workers"] == []
     shown = json.loads((command.runs / document["run_id"] / "run.json").read_text())
     assert (shown["status"], shown["kind"]) == ("failed", "bench")
