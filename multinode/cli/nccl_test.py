@@ -86,8 +86,8 @@ def nccl_test(
         str | None,
         typer.Option("-i", "--step", metavar="SIZE", help="Increment between two sizes, instead of a factor."),
     ] = None,
-    iters: Annotated[int, typer.Option("-n", "--iters", min=1, help="Timed iterations per size.")] = 20,
-    warmup_iters: Annotated[int, typer.Option("-w", "--warmup-iters", min=1, help="Warm-up iterations.")] = 2,
+    iters: Annotated[int, typer.Option("-n", "--iters", min=1, help="Number of timed iterations per size.")] = 20,
+    warmup_iters: Annotated[int, typer.Option("-w", "--warmup-iters", min=1, help="Number of warm-up iterations.")] = 2,
     verify: Annotated[
         int, typer.Option("-c", "--verify", min=0, help="Number of times to verify the results. 0 disables this.")
     ] = 1,

@@ -147,7 +147,9 @@ Check = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 LinkMeasured = Annotated[
     str | None,
-    typer.Option(metavar="RATE", help="Link rate of the runs, such as 1gbit, if their NICs did not report it."),
+    typer.Option(
+        metavar="RATE", help="Link rate of the runs, such as 1gbit. Needed only if their NICs did not report it."
+    ),
 ]
 Details = Annotated[bool, typer.Option("--details", help="Also print all tables and notes.")]
 GracePeriod = Annotated[

@@ -58,7 +58,7 @@ def range_text(parameter: Any) -> str:
         return ""
     if most is None:
         return f" At least {least:.12g}."
-    return f" At most {most:.12g}." if least is None else f" {least:.12g} to {most:.12g}."
+    return f" At most {most:.12g}." if least is None else f" From {least:.12g} to {most:.12g}."
 
 
 def default_text(parameter: Any) -> str:

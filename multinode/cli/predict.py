@@ -58,7 +58,7 @@ def predict(
         str | None,
         typer.Option(
             metavar="100mbit,10gbit",
-            help="Link rates of a node. A bare number is in Gbit/s. Default: common rates and the measured one.",
+            help="Link rates of a node. A bare number is in Gbit/s. Default: common rates and the measured rate.",
         ),
     ] = None,
     nodes: Annotated[str | None, typer.Option(metavar="2,4", help="Numbers of nodes. Default: as measured.")] = None,
@@ -75,7 +75,7 @@ def predict(
         str | None,
         typer.Option(
             metavar="ddp,zero2",
-            help="Sharding: ddp, zero1, zero2, zero3, zero3_hpz, fsdp, shard_grad_op or hybrid_shard.",
+            help="Sharding strategies: ddp, zero1, zero2, zero3, zero3_hpz, fsdp, shard_grad_op or hybrid_shard.",
         ),
     ] = None,
     method: Annotated[

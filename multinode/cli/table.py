@@ -34,7 +34,7 @@ class ViewOptions:
     ] = None
     where: Where = None
     baseline: Annotated[
-        str | None, typer.Option(metavar="CELL", help="Row to compare the others with. Default: the first.")
+        str | None, typer.Option(metavar="CELL", help="Row to compare the other rows with. Default: the first row.")
     ] = None
     prices: PricesFile = None
     deadline: Deadline = None
@@ -202,7 +202,7 @@ def import_(
     ignore: Annotated[list[str] | None, typer.Option(metavar="TITLE", help="Ignore this column. Repeatable.")] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option(metavar="TITLE=COLUMN", help="Map a title to a column: 'Speed=tokens/s'. Repeatable."),
+        typer.Option(metavar="TITLE=COLUMN", help="Map a title to a column, such as 'Speed=tokens/s'. Repeatable."),
     ] = None,
     skip_unknown: Annotated[
         bool, typer.Option("--skip-unknown", help="Ignore all numeric columns with unknown titles.")

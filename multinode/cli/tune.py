@@ -103,8 +103,8 @@ class TuneOptions:
         typer.Option(
             metavar="RATES",
             help=(
-                "Train the first seed with each of these learning rates, such as 5e-4,1e-3,2e-3, and the other seeds "
-                "with the best rate."
+                "Train the first seed with each of these learning rates (such as 5e-4,1e-3,2e-3), and the other "
+                "seeds with the best one."
             ),
         ),
     ] = None
