@@ -252,10 +252,12 @@ _STREAM_S = 0.3
 
 
 class CheckOptions(LaunchOptions, frozen=True, kw_only=True):
-    """How nodes are checked, and how the job will be launched."""
+    """How to check the nodes, and how the job will be launched."""
 
-    bandwidth: bool | None = None  # whether to measure streams between the nodes; None: only with few nodes
-    runs: Path | None = None  # directory of earlier runs of the job, for its memory; None: not used
+    # whether to measure the bandwidth between the nodes. Default: only if there are few nodes
+    bandwidth: bool | None = None
+    # directory of earlier runs, which show how much memory the job needs. None means that this is unknown
+    runs: Path | None = None
 
 
 class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,7 +274,7 @@ class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of `check --json`."""
+    """The document that `check --json` prints."""
 
     schema: str = "multinode.check/2"
     ok: bool

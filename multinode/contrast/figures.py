@@ -90,7 +90,7 @@ SCHEMA = "multinode.contrast/5"
 
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True):
-    """A comparison of one node with many; `contrast.json`.
+    """A comparison of one node with several. The run stores it as `contrast.json`.
 
     Attributes:
         mode: `same-workers` (the same workers on both sides), `scale-out` (every node full, the same batch per worker),

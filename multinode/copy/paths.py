@@ -64,7 +64,7 @@ class CopiedNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of `copy --json`.
+    """The document that `copy --json` prints.
 
     Attributes:
         ok: whether all nodes are equal now.

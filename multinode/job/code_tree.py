@@ -112,7 +112,7 @@ class CodeFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CodeTree(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of a directory, as they were when they were read.
+    """The files of a directory at the time when they were read.
 
     Attributes:
         source: the directory, absolute.

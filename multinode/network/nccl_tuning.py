@@ -99,7 +99,7 @@ def _row(
 
 
 class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of `nccl-test --tune`; `tune.json` of the run."""
+    """The document that `nccl-test --tune --json` prints. The run stores it as `tune.json`."""
 
     schema: str = "multinode.tune/3"
     run_id: str

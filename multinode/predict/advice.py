@@ -123,7 +123,7 @@ CHANGE = Figure[str]("name", "change", about="change of the training")
 
 
 class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of `advise --json`."""
+    """The document that `advise --json` prints."""
 
     schema: str = "multinode.advise/3"
     runs: tuple[str, ...] = ()  # ids of the stored runs that the predictions start from

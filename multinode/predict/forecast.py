@@ -39,19 +39,22 @@ from multinode.units import MIB, UNKNOWN, format_count, format_figure, format_ra
 
 
 class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to predict: every combination of the axes. An empty axis: as measured.
+    """What to predict: every combination of these values. An empty tuple stands for the measured value.
 
     Attributes:
-        links: NIC rates in Gbit/s; if empty, common rates and the measured one.
+        links: NIC rates in Gbit/s. Default: common rates and the measured rate.
+        nodes: numbers of nodes.
+        workers_per_node: numbers of workers per node.
+        strategies: sharding strategies.
         per_device_batches: samples per micro-batch of a worker.
         accumulations: micro-batches per step.
         methods: `full` or `lora:RANK`.
-        bucket_mib: maximum size of a reduction.
-        overlaps: whether computation may hide communication.
-        levers: what changes the training itself.
-        target: efficiency of the break-even, between 0 and 1.
-        link_measured: link rate of the runs and the nccl-test, if their NICs did not report it.
-        stream: measured TCP rate in Gbit/s; None uses the nccl-test.
+        bucket_mib: maximum size of a gradient bucket, in MiB.
+        overlaps: whether gradient reduction overlaps with the backward pass.
+        levers: changes of the training itself, such as gradient compression.
+        target: efficiency for which to find the break-even link rate, between 0 and 1.
+        link_measured: link rate of the runs and of the nccl-test. Needed only if their NICs did not report it.
+        stream: measured TCP rate in Gbit/s. Default: the rate that the nccl-test measured.
     """
 
     links: tuple[float, ...] = ()
@@ -148,7 +151,7 @@ OVERLAPPED = Figure[bool](
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="forecast"):
-    """The document of `predict --json`.
+    """The document that `predict --json` prints.
 
     Attributes:
         sources: the inputs, one sentence each: which run, which nccl-test, which figures.

@@ -161,7 +161,7 @@ COMM_FIGURES: tuple[Figure[float], ...] = (
 
 
 class Summary(Throughput, frozen=True, kw_only=True):
-    """The figures of a run. An unknown figure states the reason.
+    """The figures of a run. If a figure is unknown, it states the reason.
 
     Attributes:
         strategy: sharding of the model, in words.

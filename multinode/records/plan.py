@@ -112,19 +112,19 @@ class CodeCopy(msgspec.Struct, frozen=True, kw_only=True):
 class TraceWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that torch.profiler records on some workers."""
 
-    steps: int
-    after: int = 10  # the step after which it starts; earlier if the training is too short
-    ranks: tuple[int, ...] = ()  # ranks to trace; empty: the first of each node
+    steps: int  # number of steps to record
+    after: int = 10  # the step after which the trace starts. If the training is too short, it starts earlier
+    ranks: tuple[int, ...] = ()  # ranks to trace. Default: the first rank of each node
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What to record during a run.
 
     Attributes:
-        profile: whether workers record the times of their steps.
-        trace: steps that torch.profiler records after the warm-up. None: no steps.
-        sample_interval_s: interval between samples of a node's NICs, CPUs and GPUs.
-        nccl_inspector: whether NCCL's Inspector plugin records each operation.
+        profile: whether the workers record the times of their steps.
+        trace: steps that torch.profiler records after the warm-up. If None, it records no steps.
+        sample_interval_s: interval between two samples of the NICs, CPUs and GPUs of a node.
+        nccl_inspector: whether NCCL's Inspector plugin records every operation.
     """
 
     profile: bool = True
@@ -134,7 +134,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The command and place of every node for a job.
+    """The command that every node runs for a job, and where it runs.
 
     Attributes:
         engine: name of the engine, which starts the workers (job/engines/engine.py).
