@@ -107,7 +107,7 @@ class NodeList:
         same = _canonical(node.name)
         if (first := self._lines.get(same)) is not None and not _share_nothing(node, first[1]):
             raise WrongLine(
-                f"{node.name!r} is the node {first[1].name!r} of {first[0]} by another name",
+                f"{node.name!r} is another name of {first[1].name!r} ({first[0]})",
                 once,
             )
         if (first := self._lines.get(f"addr={node.addr}")) is not None and not _share_nothing(node, first[1]):
@@ -425,7 +425,7 @@ def _expand_addresses(pattern: str | None, count: int) -> list[str | None]:
     addresses = [bracketed["name"]] if bracketed is not None and bracketed["slots"] is None else _expand(pattern)
     if len(addresses) != count:
         raise WrongLine(
-            f"addr={pattern!r} gives {len(addresses)} address(es) to {count} node(s)",
+            f"addr={pattern!r} has length {len(addresses)}, but the names have length {count}",
             "use a range of the same length, as in node[1-2] addr=10.0.0.[11-12]",
         )
     for address in addresses:

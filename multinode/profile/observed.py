@@ -58,7 +58,7 @@ def find_steady_state(step_times_us: Sequence[float]) -> SteadyState:
         while first < most and step_times_us[first] > limit:
             first += 1
     return SteadyState(
-        first=first, count=total - first, rule=f"the first {first} of {total} steps are warm-up, excluded"
+        first=first, count=total - first, rule=f"the first {first} of {total} steps are excluded as warm-up"
     )
 
 

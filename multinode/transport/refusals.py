@@ -194,7 +194,7 @@ STILL_OPENING = Refusal(
     kind=ConnectError,
     catches="a connection takes longer to open than the command's deadline",
     message="no SSH connection to {where}: timed out while connecting",
-    hint="see how far it gets:\n{verbose} true",
+    hint="see where it stops:\n{verbose} true",
 )
 FORWARD_REFUSED = Refusal(
     kind=ConnectError,
@@ -368,16 +368,16 @@ NOT_STORED = Refusal(
     catches="a home directory is full, read-only or owned by another user",
     message="the agent could not be stored in ~/{folder}: {said}",
     hint=(
-        "the home directory must be writable and not full, and you must own ~/.multinode; look, and as root change "
-        "the owner of files that root left there:\n{login} 'ls -ld ~ ~/.multinode; df -h ~'\nchown -R USER "
-        "~USER/.multinode"
+        "the home directory must be writable and not full, and you must own ~/.multinode. Check this with the first "
+        "command. If root owns files there, run the second as root:\n{login} 'ls -ld ~ ~/.multinode; df -h ~'\nchown "
+        "-R USER ~USER/.multinode"
     ),
 )
 AGENT_ENDED = Refusal(
     kind=NodeFailed,
     catches="an agent exits without an answer",
     message="the agent's {verb} exited with code {code}: {said}",
-    hint="see whether the node runs a command:\n{login} python3 -V",
+    hint="check whether the node can run a command:\n{login} python3 -V",
 )
 REFUSALS = tuple(refusal for refusal in list(globals().values()) if isinstance(refusal, Refusal))
 """In the order of matching OpenSSH's output: the first match counts."""

@@ -156,7 +156,7 @@ _FORECAST = Forecast(
             tokens_per_s=190.7,
             worth=exactly(0.124),
             code="adds",
-            message="it adds 12% of what one such node gives alone",
+            message="it adds 12% of the speed of one such node alone",
         ),
     ),
     break_even_of="2 nodes x 1 worker, DDP, batch 2",
@@ -250,7 +250,7 @@ CONTRAST = Contrast(
     differences=(Finding(message="torch: 2.13.0+cpu on 1 node, 2.13.1+cpu on 2 nodes."),),
     forecast=_FORECAST,
     advice=_ADVICE,
-    rule="all but the first 5 of 30 steps",
+    rule="the first 5 of 30 steps are excluded as warm-up",
 )  # fmt: skip
 
 
