@@ -275,9 +275,7 @@ _OF_READING = frozenset(
 def _only_read(options: Sequence[str]) -> None:
     others = [name for name in options if name not in _OF_READING]
     if others:
-        raise UsageError(
-            f"--read measures nothing, so it cannot be combined with {', '.join(others)}"
-        )
+        raise UsageError(f"--read measures nothing, so it cannot be combined with {', '.join(others)}")
 
 
 def _read(

@@ -76,7 +76,10 @@ def submit(
         print_document({"schema": "multinode.submit/2", "job_id": job_id, "script": script, "runs": str(runs)})
     else:
         typer.echo(f"submitted Slurm job {job_id}")
-    note(f"once it runs, use multinode attach, logs -f or stop; they read {runs}, which must be on a file system shared with its nodes")
+    note(
+        f"once it runs, use multinode attach, logs -f or stop; they read {runs}, which must be on a file system that "
+        "its nodes share"
+    )
     note(f"until then, use squeue --job {job_id} or scancel {job_id}")
 
 

@@ -64,7 +64,9 @@ def _refuse_bare_words(name: str, bare: list[str], settings: list[str]) -> None:
         is_local = ipaddress.ip_address(address).is_loopback
         raise WrongLine(
             "it has an address and a name of the same machine, as in /etc/hosts",
-            "remove it: this address always means the local machine" if is_local else f"write {' '.join([machine, *keys])}",
+            "remove it: this address always means the local machine"
+            if is_local
+            else f"write {' '.join([machine, *keys])}",
         )
     if not settings:
         raise WrongLine(f"{len(names)} names are on one line", f"write one node per line: {names[0]}, then {names[1]}")

@@ -119,7 +119,9 @@ def plan_sides(cluster: Cluster, slots: Sequence[int], request: ContrastRequest)
     _require_slots(cluster, slots[: counts[-1]], request.workers)
     if request.baseline_gpus is not None:
         if request.mode not in {None, "same-workers"}:
-            raise UsageError(f"--baseline-gpus compares equal numbers of workers, but --mode {request.mode} fills every node")
+            raise UsageError(
+                f"--baseline-gpus compares equal numbers of workers, but --mode {request.mode} fills every node"
+            )
         cluster_of, workers, why = _named(cluster, slots, request, counts)
         mode: Mode = "same-workers"
     else:

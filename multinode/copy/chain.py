@@ -406,7 +406,9 @@ class CopyRound:
         if total != self._moved[1]:
             self._moved = (now, total)
         elif now - self._moved[0] > _STALL_S:
-            raise ContactLost(f"no progress for {_STALL_S:.0f} s", hint="received data is kept: run the same command again")
+            raise ContactLost(
+                f"no progress for {_STALL_S:.0f} s", hint="received data is kept: run the same command again"
+            )
         if self._began is None:
             self._observe(CopyProgress(hashed_bytes=hashed))
             return

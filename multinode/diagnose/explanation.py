@@ -141,7 +141,9 @@ def _nothing(logs: Sequence[tuple[str, LogReading]], files: dict[str, int]) -> E
         for word in reading.words[-1:]
     ]
     if not benchmarks and not any(reading.has_nccl for reading in readings):
-        steps.append("if the run failed, pass the logs of all nodes, including stderr and NCCL's messages (NCCL_DEBUG=WARN)")
+        steps.append(
+            "if the run failed, pass the logs of all nodes, including stderr and NCCL's messages (NCCL_DEBUG=WARN)"
+        )
     return Explanation(
         first_failure=None,
         other_failures=(),

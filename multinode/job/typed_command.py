@@ -276,7 +276,9 @@ class _Reader:
             self._words.pop(0)
         following = self._words[0] if self._words else ""
         if following == "-c" or following in {"", "-"}:
-            raise UsageError(f"{word} {following} starts no script".replace("  ", " "), hint="write the code into a file")
+            raise UsageError(
+                f"{word} {following} starts no script".replace("  ", " "), hint="write the code into a file"
+            )
         if following.startswith("-") and following != "-m":
             name = next((known for known in sorted(_VARIABLE_OF, reverse=True) if following.startswith(known)), None)
             instead = f"set its variable: --env {_VARIABLE_OF[name]}" if name is not None else "remove it"

@@ -22,7 +22,6 @@ from multinode.records.status import Status
 from multinode.runs.stored_run import StoredRun, launched_runs, load_parts
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
-from multinode.units import format_count
 
 _WAIT_S = 0.2
 

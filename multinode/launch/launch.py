@@ -260,7 +260,8 @@ def fetch_results(
         raise ContactLost("nothing was fetched: contact was lost", node=node.name)
     wanted = Wanted(node=node, paths=tuple(paths), cwd=planned.output_cwd or planned.command.cwd)
     fetched = fetch_files(context.agent, wanted, launched.directory.path / "fetched")
-    say(f"fetched {format_count(len(fetched.files), 'file')} ({format_size(fetched.size_bytes)}) into {fetched.directory}")
+    files = f"{format_count(len(fetched.files), 'file')} ({format_size(fetched.size_bytes)})"
+    say(f"fetched {files} into {fetched.directory}")
     if any(name.endswith(("_states.pt", ".distcp")) for name in fetched.files):
         from multinode.launch.shard_fetch import fetch_shards
 

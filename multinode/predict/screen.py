@@ -183,7 +183,11 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
     varied = [
         figure for figure, _ in _SETTINGS if len({figure.tell(scenario_row(row)) for row in forecast.scenarios}) > 1
     ]
-    marked = "; * this scenario was measured; its row shows the model's values" if not narrow and any(row.measured for row in rows) else ""
+    marked = (
+        "; * this scenario was measured; its row shows the model's values"
+        if not narrow and any(row.measured for row in rows)
+        else ""
+    )
     nodes = SCENARIO_NODES if narrow else _MEASURED_NODES
     frame = Frame(
         title=f"predicted: {shared_settings(forecast.scenarios)}",

@@ -64,7 +64,11 @@ def _processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
 def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     gpus = [gpu for node in nodes for gpu in node.gpus]
     silent = any(gpu.peak_memory_gib == UNMEASURED and gpu.memory_total_gib is None and not gpu.mig for gpu in gpus)
-    unified = ("a GPU without a value for memory shares its node's memory (unified memory): see free above",) if silent else ()
+    unified = (
+        ("a GPU without a value for memory shares its node's memory (unified memory): see free above",)
+        if silent
+        else ()
+    )
     rows = tuple(node_row(node, gpu) for node in nodes for gpu in node.gpus)
     note = "medians, except memory and temperature, which are maxima; a waiting NCCL kernel counts as SM use"
     return Frame(title="GPUs", rows=rows, figures=(NODE_NAME, *GPU_FIGURES)).sheet(notes=(note, *unified))
@@ -174,7 +178,7 @@ def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 def _padded(summary: Summary, padded: Estimate | Unknown, effective: float | Unknown) -> str:
     counted = summary.counted_masks
-    rests_on = "" if counted is None or counted == 1.0 else f", from {percent(counted)} of the masks"
+    rests_on = "" if counted is None or counted == 1.0 else f" (from {percent(counted)} of the attention masks)"
     parts = [(value_of(padded), "with padding"), (or_none(effective), f"without padding{rests_on}")]
     return ", ".join(f"{value:,.1f} {words}" for value, words in parts if value is not None)
 

@@ -96,7 +96,11 @@ def show(compared: ComparedRecords) -> Iterator[Block]:
     unjudged, left_out = sum(map(_is_unjudged, told)), len(compared.figures) - len(told)
     notes = [
         *([f"not judged (no interval): {format_count(unjudged, 'figure')}"] if unjudged else ()),
-        *([f"not changed, or only within their intervals: {format_count(left_out, 'figure')} (--details lists them)"] if left_out else ()),
+        *(
+            [f"not changed, or only within their intervals: {format_count(left_out, 'figure')} (--details lists them)"]
+            if left_out
+            else ()
+        ),
     ]
     if not told:
         yield Prose(f"{_title(compared)}: no figure changed", "lead", detail="brief")

@@ -169,7 +169,8 @@ def answer_document(report: Report) -> object:
         return report.cells
     if len(report.runs) > 1:
         raise UsageError(
-            "--json prints one run, or several runs that all have tables", hint="print each run separately: multinode show RUN --json"
+            "--json prints one run, or several runs that all have tables",
+            hint="print each run separately: multinode show RUN --json",
         )
     run = report.runs[0]
     table = run.result(load_table)

@@ -80,7 +80,9 @@ class TuneInput(TrainingInput, frozen=True, kw_only=True):
         """What is tuned, and how it is judged."""
         by_loss = self.judge == "loss"
         if by_loss and self.steps is not None and self.steps < _LEAST_STEPS:
-            raise UsageError(f"--steps {self.steps}: --judge loss needs at least {_LEAST_STEPS} steps", hint="--steps 64")
+            raise UsageError(
+                f"--steps {self.steps}: --judge loss needs at least {_LEAST_STEPS} steps", hint="--steps 64"
+            )
         output = Path(self.output) if self.output is not None else None
         if output is not None:
             require_directory(output.parent)

@@ -296,7 +296,9 @@ def _conclude(request: TuningRequest, directory: RunDirectory, record: GridRecor
     winner = judged.row(judged.recommended)
     if winner is not None and (winner.candidate.label != BASELINE or winner.rates):
         path = request.output or directory.path / _WINNER
-        comment = f"{winner.candidate.name}, from multinode tune {directory.run_id}. Use: multinode launch --with {path.name}"
+        comment = (
+            f"{winner.candidate.name}, from multinode tune {directory.run_id}. Use: multinode launch --with {path.name}"
+        )
         write_text(path, change_text(_whole_change(winner), comment))
         judged = msgspec.structs.replace(judged, file=str(path))
     directory.write(TUNING_FILE, judged)

@@ -251,7 +251,10 @@ def _legend(tuning: Tuning) -> Iterator[str]:
         noise = " and by more than the noise" if seeds > 1 else ""
         yield f"worse: the loss is higher by more than {SAME_LOSS:.1%}{noise}; such a change is never recommended"
     if any(row.candidate.samples_ratio > 1 for row in tuning.rows):
-        yield "samples: with averaging between nodes, a run gets the most samples that a benchmark needed to reach DDP's loss"
+        yield (
+            "samples: with averaging between nodes, a run gets the most samples that a benchmark needed to reach DDP's "
+            "loss"
+        )
     if seeds > 1:
         yield (
             f"{seeds} seeds, interleaved; with each seed, all changes see the same data in the same order; "

@@ -27,7 +27,9 @@ def test_a_standstill_is_told_in_a_line_once_and_so_is_its_end(capsys: pytest.Ca
             view.show(progress)
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err.count("stalled: no new step or log line on any node for 5 min 00 s; rank 1 on box1 is stopped") == 1
+    assert (
+        printed.err.count("stalled: no new step or log line on any node for 5 min 00 s; rank 1 on box1 is stopped") == 1
+    )
     assert printed.err.count("  hint: resume it\n") == 1
     assert printed.err.count("the run has resumed\n") == 1
 

@@ -266,8 +266,8 @@ def test_which_runs_can_go_on_without_a_node(
             job(),
             Start(nodes=2, workers=4, first_workers=6),
             (
-                "global batch 32 instead of 48: learning_rate stays at 5e-05, the schedule stays as in the YAML; a step "
-                "has 2/3 of the samples"
+                "global batch 32 instead of 48: learning_rate stays at 5e-05, the schedule stays as in the YAML; a "
+                "step has 2/3 of the samples"
             ),
         ),
         (
@@ -279,8 +279,8 @@ def test_which_runs_can_go_on_without_a_node(
             job(),
             Start(nodes=1, workers=2, first_workers=3),
             (
-                "global batch 16 instead of 24: learning_rate stays at 5e-05, the schedule stays as in the YAML; a step "
-                "has 2/3 of the samples"
+                "global batch 16 instead of 24: learning_rate stays at 5e-05, the schedule stays as in the YAML; a "
+                "step has 2/3 of the samples"
             ),
         ),
         (
