@@ -162,7 +162,7 @@ FROZEN = Refusal(
     kind=ConnectError,
     catches="sshd is frozen or overloaded",
     message="no SSH connection to {where}: the port accepts connections, but sshd does not answer in time",
-    hint="sshd hangs there, or another program listens: restart it from the node's console",
+    hint="sshd hangs, or another program listens on its port: restart sshd from the node's console",
     texts=("timed out during banner exchange", "Connection to ... port ... timed out"),
 )
 REFUSED = Refusal(
@@ -327,14 +327,15 @@ BEYOND_FABRIC = Refusal(
         "openssh-client"
     ),
 )
+_START_UP = (
+    "let that script exit or start another program only in a terminal, for example after a test with [ -t 0 ]; then "
+    "this command must print ok immediately:\n{login} echo ok"
+)
 SWALLOWED = Refusal(
     kind=NodeFailed,
     catches="a shell exits before it runs a command: `exit` in ~/.bashrc, or another ForceCommand",
     message="a start-up script there (~/.bashrc, ~/.ssh/rc, a ForceCommand) swallowed the command{printed}",
-    hint=(
-        "the command below must print ok immediately; a start-up script may run what prevents this only after a test "
-        "for a terminal, such as [ -t 0 ]:\n{login} echo ok"
-    ),
+    hint=_START_UP,
 )
 SILENT = Refusal(
     kind=ContactLost,
@@ -343,10 +344,7 @@ SILENT = Refusal(
         "it opens sessions but ran no command within {within_s:.0f} s: a start-up script there (~/.bashrc, ~/.ssh/rc, "
         "a ForceCommand) swallows it, or the node hangs{printed}"
     ),
-    hint=(
-        "the command below must print ok immediately; a start-up script may run what prevents this only after a test "
-        "for a terminal, such as [ -t 0 ]:\n{login} echo ok"
-    ),
+    hint=_START_UP,
 )
 NO_PYTHON = Refusal(
     kind=NodeFailed,

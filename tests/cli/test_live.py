@@ -53,7 +53,7 @@ def test_a_view_that_fails_is_told_once_and_does_not_reach_the_run(capsys: pytes
     with live_view() as view:
         view.show(impossible)
         view.show(RUNNING)
-    assert capsys.readouterr().err.count("the view failed; the run is still running") == 1
+    assert capsys.readouterr().err.count("the live view failed, but the run is still running") == 1
 
 
 def test_a_view_that_takes_long_is_drawn_less_often_and_the_end_and_a_standstill_are_always_shown() -> None:
