@@ -260,7 +260,7 @@ def up_lab(
         except KeyboardInterrupt as error:
             say("interrupted: undoing the partial set-up")
             sweep()
-            raise Interrupted("the lab was not created", hint="nothing is left of it") from error
+            raise Interrupted("the lab was not created", hint="its parts have been removed") from error
         except BaseException:
             sweep()
             raise

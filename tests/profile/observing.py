@@ -172,7 +172,9 @@ SUMMARY = make.summary(
     ),
     utilisation=Utilisation(
         model_tflops=51.2, hardware_tflops=68.1, mfu=0.3099, hfu=0.4122,
-        denominator="165.2 TFLOP/s per GPU, dense bf16 with fp32 accumulation (maker)", rule="4 x P + 3 x A",
+        denominator="165.2 TFLOP/s per GPU, dense bf16 with fp32 accumulation (maker)",
+        rule="4 x 7,504,924,672 matrix parameters (with the output layer, without the embedding) + 6 x 20,971,520 of "
+        "the adapter",
     ),
     trace=TraceView(
         workers=(
