@@ -425,7 +425,7 @@ def _expand_addresses(pattern: str | None, count: int) -> list[str | None]:
     addresses = [bracketed["name"]] if bracketed is not None and bracketed["slots"] is None else _expand(pattern)
     if len(addresses) != count:
         raise WrongLine(
-            f"addr={pattern!r} has length {len(addresses)}, but the names have length {count}",
+            f"addr={pattern!r} gives {len(addresses)} address(es) to {count} node(s)",
             "use a range of the same length, as in node[1-2] addr=10.0.0.[11-12]",
         )
     for address in addresses:

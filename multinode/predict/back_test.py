@@ -160,7 +160,7 @@ def back_test(tested: Sequence[Trial]) -> BackTest:
             median_error=median,
             worst_error=abs(worst.error),
             short=" (it was slower than its network allows)" if worst.shortfall is not None else "",
-            only="; for other links, rely only on the ranges" if len(_links(trials)) == 1 else "",
+            only="; for other links, see only the ranges" if len(_links(trials)) == 1 else "",
         ),
     )
 

@@ -112,7 +112,7 @@ def show_plan(tuning: Tuning) -> Iterator[Block]:
         within = "" if tuning.budget_s is None else f"; the budget is {format_duration(tuning.budget_s)}"
         labels.append(("Time", f"{about(tuning.needed_s)} for {format_count(tuning.waiting, 'run')}{within}"))
     if not has_prediction:
-        labels.append(("Changes", "will be chosen by predictions from the first two runs"))
+        labels.append(("Changes", "are chosen by predictions from the first two runs"))
     labels += ((_label(number, "Predicted"), note) for number, note in enumerate(tuning.notes))
     yield Labels((*labels, *_not_tried(tuning)))
 

@@ -163,7 +163,7 @@ _FORECAST = Forecast(
     back_test=back_test(
         [Trial(name="2 nodes at 1 Gbit/s", predicted=of_bounds(14.1, (13.4, 14.8)), measured=exactly(13.95))]
     ),
-    notes=("the nominal link rate is that of the NIC",),
+    notes=("the link's rate is that of its NIC",),
 )
 
 _ADVICE = (

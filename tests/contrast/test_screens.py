@@ -65,7 +65,7 @@ RECOMMENDATIONS = Recommendations(
     today=outlook(0.1, 2),
     measured_samples_per_s=2.98,
     advice=(*CONTRAST.advice, SLOWER, BATCH),
-    notes=("the nominal link rate is that of the NIC",),
+    notes=("the link's rate is that of its NIC",),
     back_test=CONTRAST.forecast.back_test,
     command=Invocation(verb="launch", options=(("--hosts", "my nodes.txt"),), job=("configs/tiny sft.yaml",)),
 )
