@@ -274,7 +274,7 @@ def choose_logs(
         return [(stored, choose_nodes(stored, node, rank))]
     if not parts:
         raise UsageError(
-            f"run {run.run_id} has no logs: it is {run.kind!r} and has no runs",
+            f"{run.kind} {run.run_id} has no logs, because it has no runs",
             hint=f"see multinode show {run.run_id}",
         )
     # Node ranks are those of the whole run: a part has some of its nodes.

@@ -64,8 +64,7 @@ class SlurmTransport(Transport):
     def why_no_detach(cls) -> UsageError:
         """A step ends with all of its processes."""
         return UsageError(
-            "--detach does not work in an allocation: Slurm kills the processes of a job step when the step's "
-            "controller exits",
+            "--detach does not work in an allocation: Slurm kills all processes of a job step when the step ends",
             hint="run the controller in a batch job: multinode submit -N2 -- launch ...",
         )
 
