@@ -358,7 +358,7 @@ def test_what_a_script_with_the_trainer_is_told(job: Job, start: Start, variable
         (script(), Engine(name="deepspeed"), "it is unknown which DeepSpeed checkpoint"),
         (script("--fsdp", "full_shard"), None, "it is unknown which checkpoint of FSDP 1"),
         (script("--fsdp", "full_shard", "--fsdp_config", '{"version": 2}'), None, Layout(library="FSDP")),
-        (script("--fsdp=full_shard", "--fsdp_config=fsdp.json"), None, "its fsdp_config is a file"),
+        (script("--fsdp=full_shard", "--fsdp_config=fsdp.json"), None, "its fsdp_config names a file"),
         (script(), accelerate_fsdp(fsdp_version=2), Layout(library="FSDP")),
     ],
 )
