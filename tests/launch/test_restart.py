@@ -96,7 +96,7 @@ def test_out_of_memory_is_restarted_when_that_is_asked_for() -> None:
         ({"fsdp": "full_shard", "fsdp_config": "{version: 2}"}, None),
         ({"fsdp": "full_shard", "fsdp_config": "{fsdp_version: 2}"}, None),
         ({"fsdp": "hybrid_shard", "fsdp_config": "{version: 2}"}, "which rank saves which shard"),
-        ({"fsdp": "full_shard", "fsdp_config": "fsdp.json"}, "its fsdp_config is a file"),
+        ({"fsdp": "full_shard", "fsdp_config": "fsdp.json"}, "its fsdp_config names a file"),
         ({"save_only_model": "true"}, "optimizer"),
         ({"save_strategy": "'no'"}, "saves no checkpoint"),
         ({"save_strategy": "no"}, "saves no checkpoint"),
