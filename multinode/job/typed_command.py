@@ -176,7 +176,7 @@ class _Reader:
 
     def _take_setup(self, program: str, setup: str) -> None:
         self._found["setup"] = setup
-        self._notes.append(f"{program} becomes --setup {shlex.quote(setup)} on the nodes")
+        self._notes.append(f"{program}: on the nodes --setup {shlex.quote(setup)}")
 
     def _take_variable(self, name: str, value: str) -> None:
         word = f"{name}={value}"

@@ -162,7 +162,7 @@ FROZEN = Refusal(
     kind=ConnectError,
     catches="sshd is frozen or overloaded",
     message="no SSH connection to {where}: the port accepts connections, but sshd does not answer in time",
-    hint="sshd hangs, or another program listens on its port: restart sshd from the node's console",
+    hint="sshd hangs there, or another program listens: restart it from the node's console",
     texts=("timed out during banner exchange", "Connection to ... port ... timed out"),
 )
 REFUSED = Refusal(
@@ -194,7 +194,7 @@ STILL_OPENING = Refusal(
     kind=ConnectError,
     catches="a connection takes longer to open than the command's deadline",
     message="no SSH connection to {where}: timed out while connecting",
-    hint="see where it stops:\n{verbose} true",
+    hint="see how far it gets:\n{verbose} true",
 )
 FORWARD_REFUSED = Refusal(
     kind=ConnectError,
@@ -327,15 +327,14 @@ BEYOND_FABRIC = Refusal(
         "openssh-client"
     ),
 )
-_START_UP = (
-    "let that script exit or start another program only in a terminal, for example after a test with [ -t 0 ]; then "
-    "this command must print ok immediately:\n{login} echo ok"
-)
 SWALLOWED = Refusal(
     kind=NodeFailed,
     catches="a shell exits before it runs a command: `exit` in ~/.bashrc, or another ForceCommand",
     message="a start-up script there (~/.bashrc, ~/.ssh/rc, a ForceCommand) swallowed the command{printed}",
-    hint=_START_UP,
+    hint=(
+        "the command below must print ok immediately; a start-up script may run what prevents this only after a test "
+        "for a terminal, such as [ -t 0 ]:\n{login} echo ok"
+    ),
 )
 SILENT = Refusal(
     kind=ContactLost,
@@ -344,7 +343,10 @@ SILENT = Refusal(
         "it opens sessions but ran no command within {within_s:.0f} s: a start-up script there (~/.bashrc, ~/.ssh/rc, "
         "a ForceCommand) swallows it, or the node hangs{printed}"
     ),
-    hint=_START_UP,
+    hint=(
+        "the command below must print ok immediately; a start-up script may run what prevents this only after a test "
+        "for a terminal, such as [ -t 0 ]:\n{login} echo ok"
+    ),
 )
 NO_PYTHON = Refusal(
     kind=NodeFailed,
@@ -366,16 +368,16 @@ NOT_STORED = Refusal(
     catches="a home directory is full, read-only or owned by another user",
     message="the agent could not be stored in ~/{folder}: {said}",
     hint=(
-        "the home directory must be writable and not full, and you must own ~/.multinode. Check this with the first "
-        "command. If root owns files there, run the second as root:\n{login} 'ls -ld ~ ~/.multinode; df -h ~'\nchown "
-        "-R USER ~USER/.multinode"
+        "the home directory must be writable and not full, and you must own ~/.multinode; look, and as root change "
+        "the owner of files that root left there:\n{login} 'ls -ld ~ ~/.multinode; df -h ~'\nchown -R USER "
+        "~USER/.multinode"
     ),
 )
 AGENT_ENDED = Refusal(
     kind=NodeFailed,
     catches="an agent exits without an answer",
     message="the agent's {verb} exited with code {code}: {said}",
-    hint="check whether the node can run a command:\n{login} python3 -V",
+    hint="see whether the node runs a command:\n{login} python3 -V",
 )
 REFUSALS = tuple(refusal for refusal in list(globals().values()) if isinstance(refusal, Refusal))
 """In the order of matching OpenSSH's output: the first match counts."""
