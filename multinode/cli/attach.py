@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from multinode.cli.early_verdict import IfSlower, require_terminal, running_verdict, watch
-from multinode.cli.export import ExportOptions
 from multinode.cli.options import (
     Fetch,
     GracePeriod,
@@ -25,7 +24,7 @@ from multinode.cli.options import (
 )
 from multinode.cli.output import note, print_document
 from multinode.cli.panels import examples
-from multinode.cli.running import NoticeOptions, default_output, fetch_results, open_context, tell_result
+from multinode.cli.running import ExportOptions, NoticeOptions, default_output, fetch_results, open_context, tell_result
 from multinode.errors import MultinodeError, UsageError
 from multinode.launch.context import ExecuteOptions
 from multinode.records.run_directory import runs_root

@@ -1,24 +1,16 @@
-"""`multinode export`, and `--export` of the verbs that follow a run: its figures where other tools show them."""
+"""`multinode export`: figures of a stored run where other tools show them."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import functools
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from multinode.cli.options import ExportTo, Json, MetricsPort, RunId
+from multinode.cli.options import Json, MetricsPort, RunId
 from multinode.cli.output import note, print_document
 from multinode.cli.panels import examples
 from multinode.errors import UsageError
 from multinode.records.run_directory import runs_root
-
-if TYPE_CHECKING:
-    from multinode.export.target import Target
-    from multinode.launch.context import RunContext
 
 
 def register(app: typer.Typer) -> None:
@@ -67,37 +59,3 @@ def export(
     if as_json:
         print_document({"schema": "multinode.export/2", "exports": done})
     raise typer.Exit(1 if any(run["error"] for run in done) else 0)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """Where a run is exported to while it is followed."""
-
-    export: ExportTo = None
-    metrics_port: MetricsPort = None
-
-    def __post_init__(self) -> None:
-        """Refuse a wrong target before anything is done."""
-        if self.are_wanted:
-            self._targets()
-
-    @property
-    def are_wanted(self) -> bool:
-        """Whether it is exported at all."""
-        return bool(self.export) or self.metrics_port is not None
-
-    @contextlib.contextmanager
-    def watch(self, context: RunContext) -> Iterator[None]:
-        """Export the runs that are followed while inside; at the end wait until all is written."""
-        if not self.are_wanted:
-            yield
-            return
-        from multinode.launch.export import export_while
-
-        with export_while(context, self._targets(), functools.partial(typer.echo, err=True)):
-            yield
-
-    def _targets(self) -> tuple[Target, ...]:
-        from multinode.export.target import parse_targets
-
-        return parse_targets(self.export or (), self.metrics_port)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from multinode.cli.early_verdict import IfSlower, require_terminal, watch
-from multinode.cli.export import ExportOptions
 from multinode.cli.inputs import fill
 from multinode.cli.options import (
     Check,
@@ -36,7 +35,15 @@ from multinode.cli.options import (
 )
 from multinode.cli.output import note, print_document
 from multinode.cli.panels import examples
-from multinode.cli.running import NoticeOptions, Restarts, default_output, fetch_results, open_context, tell_result
+from multinode.cli.running import (
+    ExportOptions,
+    NoticeOptions,
+    Restarts,
+    default_output,
+    fetch_results,
+    open_context,
+    tell_result,
+)
 from multinode.launch.inputs import LaunchInput
 
 if TYPE_CHECKING:

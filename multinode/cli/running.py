@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from multinode.cli.options import Notify, OnEnd, propose
+from multinode.cli.options import ExportTo, MetricsPort, Notify, OnEnd, propose
 from multinode.cli.output import (
     OF_RUNS,
     OF_STOPS,
@@ -32,6 +32,7 @@ from multinode.records.run import SLOWER_THAN_ONE_NODE
 
 if TYPE_CHECKING:
     from multinode.cluster.cluster import Cluster
+    from multinode.export.target import Target
     from multinode.launch.context import Launched, RunContext
     from multinode.profile.summary import Summary
     from multinode.records.run import Run
@@ -274,6 +275,40 @@ class NoticeOptions:
 
         with tell_of(context, self.on_end, self.notify, functools.partial(typer.echo, err=True)) as tell_end:
             yield tell_end
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """Where a run is exported to while it is followed."""
+
+    export: ExportTo = None
+    metrics_port: MetricsPort = None
+
+    def __post_init__(self) -> None:
+        """Refuse a wrong target before anything is done."""
+        if self.are_wanted:
+            self._targets()
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether it is exported at all."""
+        return bool(self.export) or self.metrics_port is not None
+
+    @contextlib.contextmanager
+    def watch(self, context: RunContext) -> Iterator[None]:
+        """Export the runs that are followed while inside; at the end wait until all is written."""
+        if not self.are_wanted:
+            yield
+            return
+        from multinode.launch.export import export_while
+
+        with export_while(context, self._targets(), functools.partial(typer.echo, err=True)):
+            yield
+
+    def _targets(self) -> tuple[Target, ...]:
+        from multinode.export.target import parse_targets
+
+        return parse_targets(self.export or (), self.metrics_port)
 
 
 _PANEL = "Run control"

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
+from typing import NamedTuple
 
 from multinode.cluster.quoting import quote_path
 from multinode.diagnose.place import CodeLine, raised_at, stands_at
@@ -37,31 +38,52 @@ def show_ending(run: Run, summed_up: str, directory: PurePath) -> Fitting:
         summed_up: the run in a few words.
         directory: of the run.
     """
-    lengths = itertools.chain([(_WHOLE, _MOST_LAST)], itertools.product(_CLIPS, (_MOST_LAST, 0)))
-    choices = (tuple(_blocks(run, summed_up, directory, most=most, last=last)) for most, last in lengths)
+    choices = (tuple(_blocks(run, summed_up, directory, clips)) for clips in _choices())
     return Fitting(tuple(choices), MOST_LINES - 2)
 
 
-def _blocks(run: Run, summed_up: str, directory: PurePath, *, most: int, last: int) -> Iterator[Block]:
+class _Clips(NamedTuple):
+    """Characters of the rows, and how many consequences or last lines there are."""
+
+    most: int
+    where: int
+    meaning: int
+    run: int
+    last: int
+
+
+def _choices() -> Iterator[_Clips]:
+    for most, last in [(_WHOLE, _MOST_LAST), *itertools.product(_CLIPS[:-1], (_MOST_LAST, 0))]:
+        # What to do says more than what it means.
+        yield _Clips(most, most, max(most // 2, _CLIPS[-1]), _WHOLE, last)
+    # The message and the fix come last.
+    yield _Clips(_CLIPS[-2], _CLIPS[-2], 0, _WHOLE, 0)
+    yield _Clips(_CLIPS[-2], _CLIPS[-1], 0, _CLIPS[-1], 0)
+    for last in (_MOST_LAST, 0):
+        yield _Clips(_CLIPS[-1], _CLIPS[-1], _CLIPS[-1], _CLIPS[-1], last)
+
+
+def _blocks(run: Run, summed_up: str, directory: PurePath, clips: _Clips) -> Iterator[Block]:
     failure = run.first_failure
     if failure is not None:
-        yield Prose(_clip(f"error: {failure.node}: {failure.message}", most), "lead", tone="bad")
-        rows = _failure_rows(translate(failure), most=most, last=last)
-        yield Labels((*rows, ("Run", summed_up), *_log_rows(run, failure, directory)))
+        yield Prose(_clip(f"error: {failure.node}: {failure.message}", clips.most), "lead", tone="bad")
+        rows = _failure_rows(translate(failure), clips)
+        run_words = summed_up if len(summed_up) <= clips.run else f"...{summed_up[3 - clips.run :]}"
+        yield Labels((*rows, ("Run", run_words), *_log_rows(run, failure, directory)))
     elif run.hang is not None:
         yield Prose(hang_words(run, run.hang), "lead", tone="bad")
-        rows = iter((("Hang", _clip(run.hang.message, most)), ("Fix", _clip(run.hang.hint or "", most))))
+        rows = iter((("Hang", _clip(run.hang.message, clips.most)), ("Fix", _clip(run.hang.hint or "", clips.most))))
         stacks = CommandLine(quote_path(str(directory / "stall.json")))
         yield Labels((*(row for row in rows if row[1]), ("Run", summed_up), ("Stacks", stacks)))
 
 
-def _failure_rows(failure: Failure, *, most: int, last: int) -> Iterator[tuple[str, str]]:
+def _failure_rows(failure: Failure, clips: _Clips) -> Iterator[tuple[str, str]]:
+    most, last = clips.most, clips.last
     place = raised_at(failure.log_tail)
     if place is not None:
-        yield "Where", _clip(_where(place, failure), most)
-    if failure.cause:
-        # What to do says more than what it means.
-        yield "Meaning", _clip(failure.cause, max(most // 2, _CLIPS[-1]))
+        yield "Where", _clip(_where(place, failure), clips.where)
+    if failure.cause and (clips.meaning or not failure.hint):
+        yield "Meaning", _clip(failure.cause, clips.meaning or most)
     if failure.hint:
         yield "Fix", _clip(failure.hint, most)
     if last:

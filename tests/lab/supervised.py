@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.launching import DEADLINE_S, Command, processes_of, wait_for
+from tests.lab.launching import DEADLINE_S, RUN_DEADLINE_S, Command, processes_of, wait_for
 
 STAND_IN = Path(__file__).parent / "stand_in"
 TRAIN = str(STAND_IN / "train.py")
@@ -49,7 +49,7 @@ def document_in(printed: str) -> dict[str, Any]:
 def wait_said(controller: subprocess.Popen[str], text: str) -> None:
     """Until a controller in the background has said this."""
     assert controller.stdout is not None
-    end = time.monotonic() + DEADLINE_S
+    end = time.monotonic() + RUN_DEADLINE_S
     for line in controller.stdout:
         if text in line:
             return

@@ -60,7 +60,9 @@ def run(command: Command, line: str, *verbs: str) -> str:
     return found[1] if found is not None else ""
 
 
-@pytest.mark.parametrize("job", [pytest.param(SCRIPT, id="script"), pytest.param(YAML, id="yaml")])
+@pytest.mark.parametrize(
+    "job", [pytest.param(SCRIPT, id="script"), pytest.param(YAML, id="yaml", marks=pytest.mark.thorough)]
+)
 def test_every_proposed_command_runs(command: Command, job: tuple[str, ...]) -> None:
     words = " ".join((*REAL_TORCH, *job))
     launch = run(command, f"multinode check --hosts lab {words}", "check")

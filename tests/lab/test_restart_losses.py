@@ -25,6 +25,7 @@ from tests.lab.supervised import REAL_TORCH, document_in, worker
 pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.long, pytest.mark.usefixtures("module_lab", "tiny")]
 
 
+@pytest.mark.thorough
 def test_steps_that_are_made_again_have_the_losses_of_the_first_time(command: Command) -> None:
     """Real LLaMA-Factory, real DDP over gloo; equal to the last bit. Its dropout takes random numbers at every step."""
     lora = ("--set", "finetuning_type=lora", "--set", "lora_dropout=0.1")
@@ -32,7 +33,8 @@ def test_steps_that_are_made_again_have_the_losses_of_the_first_time(command: Co
 
 
 @pytest.mark.usefixtures("deepspeed_compiled")
-@pytest.mark.parametrize("config", ["ds_z2_config", "tiny_z3_config"])
+# The script below has ZeRO-2.
+@pytest.mark.parametrize("config", ["tiny_z3_config", pytest.param("ds_z2_config", marks=pytest.mark.thorough)])
 def test_sharded_steps_that_are_made_again_have_the_losses_of_the_first_time(command: Command, config: str) -> None:
     """ZeRO-2 and ZeRO-3: each node has only the shards of its own ranks."""
     # Without copies of shards, each node keeps only its own.

@@ -11,7 +11,7 @@ import pytest
 
 from tests.equipment.faults import NodeState
 from tests.lab.faulting import faults
-from tests.lab.launching import DEADLINE_S, RUN_DEADLINE_S, Command, assert_nothing_left, wait_for
+from tests.lab.launching import RUN_DEADLINE_S, Command, assert_nothing_left, wait_for
 from tests.lab.restarting import FSDP, LAUNCH, ON_CPU, TRAINED, Attempts, launched, losses, on_node, training
 from tests.lab.supervised import REAL_TORCH, document_in, wait_said
 
@@ -91,7 +91,7 @@ print(len(wanted), len(shapes), sum(torch.equal(found[name].float(), wanted[name
 
 
 @pytest.mark.usefixtures("deepspeed_compiled")
-@pytest.mark.parametrize("library", ["zero2", "fsdp"])
+@pytest.mark.parametrize("library", ["zero2", pytest.param("fsdp", marks=pytest.mark.thorough)])
 def test_fetched_shards_of_all_nodes_become_one_file(command: Command, tmp_path: Path, library: str) -> None:
     """By the very command that is named. FSDP 2 saves no other weights, which the model had before the training."""
     zero = library == "zero2"
@@ -112,10 +112,10 @@ def test_fetched_shards_of_all_nodes_become_one_file(command: Command, tmp_path:
     (convert,) = re.findall(r"merge the parameters into one file: (.*) OUTPUT_DIR", done.stderr)
     program, *words = convert.split()
     argv = [str(Path(sys.executable).with_name(program)), *words, str(tmp_path / "whole")]
-    subprocess.run(argv, check=True, capture_output=True, timeout=DEADLINE_S)
+    subprocess.run(argv, check=True, capture_output=True, timeout=RUN_DEADLINE_S)
     theirs = fetched / "model.safetensors" if zero else Path("assets/tiny/model/model.safetensors")
     argv = [sys.executable, "-c", _COMPARE, str(tmp_path / "whole"), str(theirs)]
-    told = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout.split()
+    told = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=RUN_DEADLINE_S).stdout.split()
     # Beside the model's own, DeepSpeed saves the output layer that is tied to the embedding.
     assert told == (["51", "51", "51"] if zero else ["50", "50", "0"])
     assert_nothing_left(command)

@@ -66,6 +66,13 @@ LONG = msgspec.structs.replace(
     hint="name the interface that both nodes share in the hostfile, and see what multinode check says about it; " * 3,
     consequences=("node1: rank 2 raised RuntimeError: Connection closed by peer " + "x" * 200,) * 3,
 )
+SHM = msgspec.structs.replace(
+    KEY_ERROR,
+    message="rank 1 raised RuntimeError: unable to allocate shared memory(shm) for file </torch_25_3_0>: No space left",
+    cause="Data loader workers pass their batches through /dev/shm, which is full or too small: docker gives a container 64 MiB.",
+    hint="see its size: ssh node0 df -h /dev/shm; then docker run --ipc=host or --shm-size=16g; or use fewer workers",
+)
+LONG_NAMES = msgspec.structs.replace(RUN, job=f"/var/tmp/{'project/' * 8}train.py", ended_s=5000.0)
 STALL = Stall(
     code="elsewhere",
     time_s=133.2,
@@ -104,6 +111,7 @@ def failed(failure: Failure, run: Run = RUN) -> Run:
         ("ending_arguments", failed(ARGPARSE)),
         ("ending_unknown", failed(UNKNOWN)),
         ("ending_long", failed(LONG)),
+        ("ending_long_names", failed(SHM, LONG_NAMES)),
         ("ending_restarted", failed(KEY_ERROR, RESTARTED)),
         ("ending_hang", HUNG),
     ],
