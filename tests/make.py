@@ -145,7 +145,7 @@ def summary(
         "run_id": "r",
         "steps": 30,
         "steady_steps": 25,
-        "rule": "the first 5 of 30 steps are warm-up, excluded",
+        "rule": "the first 5 of 30 steps are excluded as warm-up",
         "samples_per_s": exactly(samples_per_s) if isinstance(samples_per_s, float | int) else samples_per_s,
     }
     if step_ms is not None:

@@ -25,7 +25,7 @@ QUESTIONS = {
         "why-does-tokenization-end-after-30-minutes-with-a-timeout"
     ),
     "DataLoader worker killed by signal Bus error shared memory": "where-does-the-bus-error-come-from",
-    "181 s/it watchdog caught collective operation timeout": ("181-sit-and-then-the-watchdog-ends-it-what-is-wrong"),
+    "181 s/it watchdog caught collective operation timeout": ("181-sit-then-the-watchdog-ends-the-run-what-is-wrong"),
     "my calculation says bandwidth is not the bottleneck": ("by-my-calculation-the-bandwidth-is-enough-why-is-it-slow"),
     "different interface names NCCL_SOCKET_IFNAME": (
         "my-nodes-have-different-interface-names-what-is-nccl_socket_ifname"
@@ -34,8 +34,8 @@ QUESTIONS = {
     "gloo connects to 127.0.1.1 Connection refused": "why-does-gloo-connect-to-127011",
     "survivors hang after crash of one worker": "one-process-died-why-do-the-others-hang",
     "same s/it on two nodes is it a gain": "two-nodes-have-the-same-sit-as-one-is-that-a-gain",
-    "nvidia-smi 100% utilization slow": "gpu-utilization-is-100-and-it-is-slow-why",
-    "AWS 25 Gigabit slow NCCL": "my-clouds-nic-says-25-gbits-and-nccl-gets-5-why",
+    "nvidia-smi 100% utilization slow": "gpu-utilization-is-100-but-training-is-slow-why",
+    "AWS 25 Gigabit slow NCCL": "my-clouds-nic-says-25-gbits-but-nccl-gets-5-why",
     "busbw above line rate": "why-is-the-bus-bandwidth-busbw-above-the-line-rate",
     "busbw decreases with more nodes": "why-does-the-bus-bandwidth-busbw-fall-with-more-nodes",
     "Avg bus bandwidth : 0 all_reduce_perf": "why-is-the-bus-bandwidth-busbw-0",
@@ -106,7 +106,7 @@ SEARCHES = {
     "Address family not supported by protocol": "reference/troubleshooting/#no-ipv6",
     "terminate called after throwing an instance of 'c10::DistBackendError'": "reference/troubleshooting/#connection",
     "No space left on device": "reference/troubleshooting/#disk-full",
-    "iperf fast but all_reduce_perf slow 10Gbit": "faq/#iperf3-is-fast-and-training-is-slow-why",
+    "iperf fast but all_reduce_perf slow 10Gbit": "faq/#iperf3-is-fast-but-training-is-slow-why",
     "Socket Timeout waiting for key default_pg store->get('0')": "reference/troubleshooting/#store-timeout",
     "train in docker containers on two machines": "how-to/nodes-of-other-kinds/#nodes-that-train-in-docker-containers",
     "conda environment on every node": "how-to/nodes-of-other-kinds/#uv-and-conda-on-the-nodes",

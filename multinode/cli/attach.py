@@ -76,7 +76,7 @@ def attach(
     run = _known(run_id) if hosts is None else _known_elsewhere(hosts, run_id)
     if run.run.status != "running" and not run.directory.is_locked:
         missing = run.run.missing_bytes
-        what = f"fetching {format_size(missing)} that could not be stored here" if missing else "nothing to follow"
+        what = f"fetching {format_size(missing)} of missing records" if missing else "nothing to follow"
         note(f"{_over(run)}: {what}")
         if not (fetch or notices.are_wanted or missing):
             tell_result(look_again(run, note), as_json=as_json)
@@ -115,8 +115,8 @@ def _watch(run: StoredRun, fetch: list[str] | None, *, as_json: bool) -> NoRetur
             "--fetch: another multinode process is following this run", hint="attach again after it has ended"
         )
     note(
-        f"another multinode process is following run {run.run.run_id}: showing its records until the run ends; Ctrl-C "
-        f"leaves"
+        f"another multinode process is following run {run.run.run_id}: showing its records until the run ends; press "
+        f"Ctrl-C to leave"
     )
     if run.run.kind == "launch" and (verdict := running_verdict(run.run.run_id)[1]):
         note(verdict)
@@ -204,7 +204,7 @@ def _describe_stop(node: NodeStop) -> str:
     left = (
         (f"{node.processes_left} of its processes are still running")
         if node.processes_left
-        else "nothing of it is left"
+        else "none of its processes are left"
     )
     return f"{', '.join(node.runs)} stopped; {left}"
 
@@ -212,9 +212,9 @@ def _describe_stop(node: NodeStop) -> str:
 def _describe_cleaned(node: Cleaned) -> str:
     removed = f"{format_count(len(node.removed), 'run')} removed, {format_size(node.size_bytes)}"
     own = [run for run in node.kept if run not in node.machines]
-    others = [f"{run} (of {node.machines[run]})" for run in node.kept if run in node.machines]
-    goes_on = f"; still running, so kept: {', '.join(own)}" if own else ""
-    elsewhere = f"; of another machine and still running, so kept: {', '.join(others)}" if others else ""
+    others = [f"{run} ({node.machines[run]})" for run in node.kept if run in node.machines]
+    goes_on = f"; kept because still running: {', '.join(own)}" if own else ""
+    elsewhere = f"; kept because still running on another machine: {', '.join(others)}" if others else ""
     written = f"; kept because a job has written files there: {', '.join(node.code_kept)}" if node.code_kept else ""
     return f"{removed}{goes_on}{elsewhere}{written}"
 

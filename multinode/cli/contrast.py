@@ -172,7 +172,7 @@ def contrast(
             contrasted.contrast, details=details, more=f"multinode show {name} --details", next_command=following
         )
     print_directory(contrasted.directory)
-    note(f"as a page: multinode report {name}")
+    note(f"write a page: multinode report {name}")
     if min_efficiency is not None and contrasted.contrast.efficiency < min_efficiency:
         fail_gate(f"the efficiency is {contrasted.contrast.efficiency:.3f}, below --min-efficiency {min_efficiency:g}")
 

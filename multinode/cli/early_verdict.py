@@ -45,7 +45,7 @@ def require_terminal(mode: Mode, *, detach: bool = False) -> None:
     """Reject an option that needs somebody at the terminal."""
     if detach and mode != "report":
         raise UsageError(
-            f"--if-slower-than-one-node {mode} needs this command to keep running; no command follows a detached run",
+            f"--if-slower-than-one-node {mode} needs this command to keep running, but --detach ends it",
             hint="remove --detach; multinode show prints the verdict of a followed run",
         )
     if mode == "ask" and (is_quiet() or not (sys.stdin.isatty() and sys.stderr.isatty())):
@@ -117,7 +117,7 @@ class _Watch:
 
     def _give_up(self, error: Exception) -> None:
         self._due, self._verdict, self._asks = None, None, False
-        self._context.say(f"no early verdict; the run is still running: {error}")
+        self._context.say(f"no early verdict: {error}; the run is still running")
 
     def _look(self, progress: RunProgress) -> RunProgress:
         if progress.run_id != self._run_id:
@@ -169,7 +169,7 @@ class _Watch:
             return
         if not judged.verdict.is_certain:
             self._context.say(
-                f"one node is faster by {format_count(judged.verdict.measured, 'measured step')}: checking again "
+                f"after {format_count(judged.verdict.measured, 'measured step')}, one node is faster; checking again "
                 f"after {CERTAIN_STEPS}"
             )
             return

@@ -68,7 +68,7 @@ def _print_recorded(names: list[str], *, details: bool, as_json: bool) -> list[s
         if as_json:
             print_document(explanation)
         elif stored.run.status == "succeeded":
-            typer.echo(f"run {stored.run.run_id} succeeded: it has no failure")
+            typer.echo(f"run {stored.run.run_id} succeeded, so there is no failure to explain")
         else:
             print_run(stored.run, stored.summary, stored.directory, details=details)
         return None

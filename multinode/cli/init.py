@@ -63,7 +63,7 @@ def init(
     """Probe the nodes and print an annotated hostfile with addr, ifname, slots, gpus and python filled in."""
     if example == bool(nodes):
         raise UsageError(
-            "--example probes no nodes, but nodes were given" if example else "no node was given",
+            "--example does not probe nodes, but nodes were given" if example else "no node was given",
             hint="use multinode init gpu-a gpu-b, or multinode init --example",
         )
     if example:

@@ -160,11 +160,11 @@ def _guard(runs: dict[str, str]) -> None:
     """Ask before a run is ended with the lab it runs in; where nobody can answer, refuse."""
     if not runs:
         return
-    message = f"in progress in the lab: {describe_runs(runs)}"
-    hint = f"stop it first with multinode stop {next(iter(runs))}, or end it with the lab: multinode lab down --force"
+    message = f"the lab has an active run: {describe_runs(runs)}"
+    hint = f"stop the run first: multinode stop {next(iter(runs))}; or end both: multinode lab down --force"
     if sys.stdin.isatty() and sys.stderr.isatty():
         typer.echo(message, err=True)
-        if typer.confirm("End it with the lab?", err=True):
+        if typer.confirm("End both the run and the lab?", err=True):
             return
     raise UsageError(message, hint=hint)
 

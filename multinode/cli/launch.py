@@ -171,7 +171,7 @@ def launch(
         not_fetched = fetch_results(context, launched, training_launch.cluster, fetch)
         tell_end(launched.run)
     if detach and notices.are_wanted:
-        note("to be notified of its end, follow it with the same options: multinode attach")
+        note("to be notified when it ends, follow it with the same options: multinode attach")
     tell_result(launched, as_json=as_json, not_fetched=not_fetched)
 
 

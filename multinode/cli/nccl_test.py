@@ -218,13 +218,13 @@ def nccl_test(
     if read:
         _only_read([option[0] for option in read_invocation(ctx).options])
         if form == "nccl-tests":
-            raise UsageError("--format nccl-tests prints measurements, but --read measures nothing")
+            raise UsageError("--format nccl-tests cannot be combined with --read, which measures nothing")
         from multinode.network.read_scan import read_missing
 
         missing = read_missing(collectives or (), link, nodes, workers_per_node, over_rdma=rdma)
         _read(read, missing, min_busbw, shown, as_json=as_json)
     if link is not None or rdma is not None:
-        raise UsageError("--link and --rdma describe the output of --read, which is missing", hint="add --read FILE")
+        raise UsageError("--link and --rdma need --read", hint="add --read FILE")
     from multinode import api
     from multinode.network.inputs import NcclTestInput
 
@@ -234,7 +234,7 @@ def nccl_test(
             "--min-busbw"
         )
     if write and not tune:
-        raise UsageError("--write is an option of --tune, which is missing", hint="add --tune")
+        raise UsageError("--write needs --tune", hint="add --tune")
     options = {
         "hosts": hosts,
         "nodes": nodes,
@@ -302,9 +302,7 @@ _OF_READING = frozenset(
 def _only_read(options: Sequence[str]) -> None:
     others = [name for name in options if name not in _OF_READING]
     if others:
-        raise UsageError(
-            f"--read judges existing output and measures nothing: {', '.join(others)} cannot be combined with it"
-        )
+        raise UsageError(f"--read measures nothing, so it cannot be combined with {', '.join(others)}")
 
 
 def _read(
@@ -346,7 +344,7 @@ def _tune(launch: Launch, extent: Extent, repeats: int, shown: FormOptions, *, w
         for line in tune_warnings(report) if as_json else ():
             note(line)
         write_text(path, with_variables(launch.hostfile, report.winner))
-        note(f"{path}: {env_keys(report)} on the line of every node")
+        note(f"{path}: every node's line now has {env_keys(report)}")
 
 
 def _show(report: ScanReport, shown: FormOptions, below: NextCommand, *, as_nccl_tests: bool, as_json: bool) -> None:

@@ -163,7 +163,7 @@ def runs(
     from multinode.runs.listing import RunsDocument, run_row, runs_table
     from multinode.runs.stored_run import load_runs, whole_runs
 
-    stored = load_runs(runs_root(), lambda unread: typer.echo(f"left out: {unread}", err=True))
+    stored = load_runs(runs_root(), lambda unread: typer.echo(f"not listed: {unread}", err=True))
     if not (every or as_json):
         stored = whole_runs(stored)
     rows = tuple(map(run_row, stored))
@@ -206,7 +206,7 @@ def _show_run(run_id: str, *, details: bool, as_json: bool) -> None:
     print_blocks((*blocks, *_commands(stored)), details=details)
     if next((file.name for file, _ in results_of(stored)), "") == "sweep.json":
         name = stored.run_id
-        note(f"sorted, as a page: multinode show {name} --sort samples_per_s -o {name}.html")
+        note(f"write a sorted page: multinode show {name} --sort samples_per_s -o {name}.html")
     if details or not has_ending(stored.run):
         print_directory(stored.directory)
 

@@ -76,8 +76,11 @@ def submit(
         print_document({"schema": "multinode.submit/2", "job_id": job_id, "script": script, "runs": str(runs)})
     else:
         typer.echo(f"submitted Slurm job {job_id}")
-    note(f"once it runs: multinode attach, logs -f or stop; they read {runs}, which its nodes must share")
-    note(f"before that: squeue --job {job_id}; scancel {job_id}")
+    note(
+        f"once it runs, use multinode attach, logs -f or stop; they read {runs}, which must be on a file system that "
+        "its nodes share"
+    )
+    note(f"until then, use squeue --job {job_id} or scancel {job_id}")
 
 
 def batch_script(options: Sequence[str], command: Sequence[str], *, python: str, runs: str) -> str:

@@ -163,7 +163,7 @@ def _print_plan(grid: GridRequest, resume: Resume, *, as_json: bool) -> None:
     if series is not None:
         directory, planned = series
         planned = again(planned) if resume.retry_failed else planned
-        note(f"sweep {directory.run_id} has the same command; running it again resumes the sweep")
+        note(f"sweep {directory.run_id} was started with the same command; running it again resumes that sweep")
     if as_json:
         print_document(planned)
         return
@@ -181,7 +181,7 @@ def _tell_end(swept: Swept) -> NoReturn:
         note("to measure them again, run the same command with --retry-failed")
     name = swept.directory.name
     print_directory(swept.directory)
-    note(f"sorted, filtered and priced, as a page: multinode show {name} -o {name}.html")
+    note(f"write a page, with --sort, --where or --prices if needed: multinode show {name} -o {name}.html")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -194,7 +194,7 @@ def _require_fit(grid: GridRequest, look: ViewOptions) -> None:
     look_at(CellTable(run_id="", job="", cells=rows), look.read(beside=False))
     labels = [cell.label for cell in grid.cells]
     if look.baseline is not None and look.baseline not in labels:
-        raise UsageError(f"--baseline {look.baseline}: no such cell", hint=f"one of {', '.join(labels)}")
+        raise UsageError(f"--baseline {look.baseline}: no such cell", hint=f"use one of {', '.join(labels)}")
 
 
 def _show(swept: Swept, look: ViewOptions, form: FormOptions, *, as_json: bool) -> None:

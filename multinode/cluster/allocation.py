@@ -192,7 +192,7 @@ def _named_files(
             continue
         if not is_there(path):
             raise UsageError(
-                f"{variable}={path} does not exist here", hint="use it in the job's shell on its first node"
+                f"{variable}={path} does not exist here", hint="run multinode in the job's shell on its first node"
             )
         if variable == _PBS_FILE:
             return "PBS", f"${variable}", parse_hostfile(read(path), path).nodes
@@ -219,7 +219,7 @@ def _tasks_per_node(environ: Mapping[str, str], count: int) -> list[int | None]:
             raise ValueError(f"SLURM_TASKS_PER_NODE={environ.get('SLURM_TASKS_PER_NODE')!r}")
         tasks += [int(match[1])] * int(match[2] or 1)
     if len(tasks) != count:
-        raise ValueError(f"SLURM_TASKS_PER_NODE has {len(tasks)} nodes, SLURM_JOB_NODELIST has {count}")
+        raise ValueError(f"SLURM_TASKS_PER_NODE lists {len(tasks)} nodes, but SLURM_JOB_NODELIST lists {count}")
     return tasks
 
 
@@ -266,7 +266,7 @@ def parse_inventory(listing: str, group: str | None, source: str = "inventory") 
         groups = convert(parts, dict[str, _Group])
     except msgspec.DecodeError as wrong:
         raise HostfileError(
-            f"{source}: not an output of ansible-inventory --list: {wrong}",
+            f"{source} is not output of ansible-inventory --list: {wrong}",
             hint="ansible-inventory -i INVENTORY --list | multinode ... --hosts -:GROUP",
         ) from None
     hosts = _members(groups, group) if group is not None else []

@@ -68,9 +68,9 @@ def _endpoint(node: Node, facts: NodeFacts | None, shared: _Network | None, *, a
         f"{i.name} {' '.join(i.addresses)}" for i in or_empty(facts.interfaces) if i.kind not in _NEVER_CHOSEN
     )
     raise UsageError(
-        f"no shared network of the nodes was found; this one has: {names or 'none'}",
+        f"the nodes share no network; this node has: {names or 'none'}",
         node=node.name,
-        hint="set each node's address in the hostfile: addr=<address that the other nodes reach>",
+        hint="set each node's address in the hostfile: addr=<address that the other nodes can reach>",
     )
 
 
@@ -83,9 +83,9 @@ def _unprobed(node: Node, *, alone: bool) -> Endpoint:
         return Endpoint(addr="127.0.0.1", ifname="lo")
     assumed = []
     if node.addr is None:
-        assumed.append("addr: the node's name is used; set addr= in the hostfile to choose")
+        assumed.append("addr: the node's name, unless the hostfile has addr=")
     if node.ifname is None:
-        assumed.append("ifname: unknown without a probe; set ifname= in the hostfile to choose")
+        assumed.append("ifname: unknown without a probe, unless the hostfile has ifname=")
     ifname = next(iter(node.ifnames), None)
     return Endpoint(addr=node.addr or node.name, ifname=ifname, assumed=tuple(assumed))
 

@@ -108,7 +108,7 @@ class NodeList:
         same = _canonical(node.name)
         if (first := self._lines.get(same)) is not None and not _share_nothing(node, first[1]):
             raise WrongLine(
-                f"{node.name!r} is the node {first[1].name!r} of {first[0]} by another name",
+                f"{node.name!r} is another name of {first[1].name!r} ({first[0]})",
                 once,
             )
         if (first := self._lines.get(f"addr={node.addr}")) is not None and not _share_nothing(node, first[1]):

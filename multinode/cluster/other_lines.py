@@ -25,10 +25,10 @@ def refuse_other_forms(words: list[str]) -> None:
         raise WrongLine(f"it starts with {name!r}, which is not a node", "comments start with #")
     if name.startswith("^"):
         raise WrongLine(
-            f"{name!r} excludes a node in other programs", "remove its line, or choose the others with --nodes"
+            f"in other programs, {name!r} excludes a node", "remove its line, or choose the others with --nodes"
         )
     if name.startswith("+"):
-        raise WrongLine(f"{name!r} means a node of an allocation in other programs", "write its name")
+        raise WrongLine(f"in other programs, {name!r} means a node of an allocation", "write the node's name")
     if name == "rank" and rest and "=" in rest[0]:
         node = rest[0].partition("=")[2]
         raise WrongLine(
@@ -63,8 +63,10 @@ def _refuse_bare_words(name: str, bare: list[str], settings: list[str]) -> None:
         keys = [f"addr={address}", *([] if number is None else [f"slots={number}"]), *keys]
         is_local = ipaddress.ip_address(address).is_loopback
         raise WrongLine(
-            "it has the address and the name of one machine, as in /etc/hosts",
-            "remove it: this address is every machine's own" if is_local else f"write {' '.join([machine, *keys])}",
+            "it has an address and a name of the same machine, as in /etc/hosts",
+            "remove it: this address always means the local machine"
+            if is_local
+            else f"write {' '.join([machine, *keys])}",
         )
     if not settings:
         raise WrongLine(f"{len(names)} names are on one line", f"write one node per line: {names[0]}, then {names[1]}")

@@ -119,7 +119,9 @@ def plan_sides(cluster: Cluster, slots: Sequence[int], request: ContrastRequest)
     _require_slots(cluster, slots[: counts[-1]], request.workers)
     if request.baseline_gpus is not None:
         if request.mode not in {None, "same-workers"}:
-            raise UsageError(f"--baseline-gpus compares the same workers, but --mode {request.mode} fills every node")
+            raise UsageError(
+                f"--baseline-gpus compares equal numbers of workers, but --mode {request.mode} fills every node"
+            )
         cluster_of, workers, why = _named(cluster, slots, request, counts)
         mode: Mode = "same-workers"
     else:
@@ -146,11 +148,11 @@ def _counts(cluster: Cluster, request: ContrastRequest) -> tuple[int, ...]:
     there = len(cluster.nodes)
     counts = tuple(sorted({1, *request.counts} if len(set(request.counts)) == 1 else set(request.counts or (1, there))))
     if there < 2:  # noqa: PLR2004 - one against many
-        raise UsageError("a contrast needs two or more nodes; the hostfile has one")
+        raise UsageError("a contrast needs two or more nodes, but the hostfile has one")
     if counts[0] < 1 or counts[-1] > there:
         raise UsageError(f"--nodes {','.join(map(str, request.counts))}: {cluster.source} has {there} nodes")
     if len(counts) == 1:
-        raise UsageError("--nodes 1 is only one side; a contrast needs another", hint="--nodes 1,2")
+        raise UsageError("--nodes 1 gives only one side; a contrast needs two", hint="--nodes 1,2")
     return counts
 
 
@@ -260,7 +262,7 @@ def _named(
 ) -> tuple[dict[int, Cluster], dict[int, tuple[int, ...]], Finding]:
     """Clusters and workers by number of nodes, with node 0's GPUs named for the baseline."""
     if counts[0] != 1 or len(counts) != 2:  # noqa: PLR2004 - one against many
-        raise UsageError("--baseline-gpus compares one node with many", hint="remove --nodes, or give one number")
+        raise UsageError("--baseline-gpus compares only two sides", hint="remove --nodes, or give one number")
     most, gpus = counts[-1], request.baseline_gpus or ()
     workers = (request.workers,) * most if request.workers else tuple(slots[:most])
     if len(set(gpus)) != len(gpus):
@@ -411,12 +413,12 @@ def cut_job(job: Job, steps: int | None, *, whole: bool = False) -> Job:
         UsageError: the number of steps of this job cannot be limited.
     """
     if whole and steps is not None:
-        raise UsageError("--full-run trains all steps, --steps only some", hint="use only one of them")
+        raise UsageError("--full-run and --steps are mutually exclusive", hint="use only one of them")
     if job.training is None:
         if steps is not None:
             raise UsageError(
-                "--steps sets max_steps of a YAML job",
-                hint="give the script its own arguments",
+                "--steps sets max_steps in a YAML job; this job is a script",
+                hint="limit its steps with the script's own arguments",
             )
         return job
     max_steps, wanted = job.arguments.get("max_steps"), steps_to_run(steps or _STEPS)
@@ -480,7 +482,7 @@ def with_outlook(compared: Contrast, runs: Path) -> Contrast:
         plan = StoredRun(RunDirectory(runs / candidate.run_ids[-1])).plan
         if plan is not None and plan.levers.algorithm is not None:
             if len(set(plan.workers)) > 1:
-                why = "averaging and gradient compression are not predicted for unequal nodes"
+                why = "averaging and gradient compression cannot be predicted for unequal nodes"
                 return msgspec.structs.replace(compared, forecast=Unknown(why))
             lever = msgspec.structs.replace(
                 request,

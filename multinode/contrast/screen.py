@@ -84,7 +84,7 @@ def _tables(contrast: Contrast) -> Iterator[Block]:
     yield msgspec.structs.replace(gains_sheet(contrast.advice, "what would change it"), detail="screen")
     yield msgspec.structs.replace(advice_sheet(contrast.advice), detail="page")
     how = "\n\n".join(f"# {change.name}\n{change.command}" for change in contrast.advice if change.command)
-    yield Prose(how, "verbatim", "how: options of multinode launch, or manual steps", detail="page")
+    yield Prose(how, "verbatim", "how to apply them: options of multinode launch, or manual steps", detail="page")
     forecast = or_none(contrast.forecast)
     yield msgspec.structs.replace(what_if_sheet(forecast, narrow=True), detail="screen")
     yield msgspec.structs.replace(what_if_sheet(forecast), detail="page")
@@ -193,7 +193,7 @@ def _gains(change: Advice, now: str) -> str:
     """Its gain against now and against one node."""
     beside = ""
     if change.against_one_node is not None:
-        beside = f", {change.against_one_node.text('times_in_words')} of 1 node"
+        beside = f", {change.against_one_node.text('times_in_words')} the speed of 1 node"
     return f"{change.name}: {gain_words(change)} than {now}{beside}"
 
 

@@ -72,7 +72,7 @@ def make_side(role: str, runs: Sequence[StoredRun]) -> Side:
         exposed_share=found(lambda: known(split).exposed_share),
         exposed_steps=sum((summary.split.steps for summary in summaries), KnownSteps()),
         bytes_per_step=newest.comm.bytes_per_step,
-        bottleneck=newest.bottleneck or UNKNOWN_BOTTLENECK.found(None, reason="the run recorded none"),
+        bottleneck=newest.bottleneck or UNKNOWN_BOTTLENECK.found(None, reason="the run recorded no bottleneck"),
         link_gbit_per_s=or_unknown(last.link_gbit_per_s, _no_link(last)),
         stragglers=tuple(sorted(late_ms, key=lambda node: -late_ms[node])),
         late_ms=exposed_ms if isinstance(exposed_ms, Unknown) else max(late_ms.values(), default=0.0),
@@ -83,13 +83,13 @@ def make_side(role: str, runs: Sequence[StoredRun]) -> Side:
         tgs=found(lambda: _estimate(summaries, lambda summary: known(summary.tgs))),
         power_w=found(lambda: statistics.fmean([known(use.power_w) for use in energy])),
         energy_j_per_sample=found(lambda: statistics.fmean([known(use.j_per_sample) for use in energy])),
-        price_per_hour=or_unknown(last.price_per_hour, "not every node has a price (price= in the hostfile)"),
+        price_per_hour=or_unknown(last.price_per_hour, "some nodes have no price (price= in the hostfile)"),
     )
     return with_costs(side)
 
 
 def _no_link(run: StoredRun) -> str:
-    return "one node uses no link" if len(run.node_names) == 1 else "not every node's NIC reports its rate"
+    return "one node uses no link" if len(run.node_names) == 1 else "some NICs do not report their rate"
 
 
 def _estimate(summaries: Sequence[Summary], figure: Callable[[Summary], Estimate]) -> Estimate:
@@ -104,7 +104,7 @@ def _steps_of(summary: Summary) -> StepTimes:
         reason = reason_of(summary.samples_per_s) or reason_of(steps)
         raise UsageError(
             f"run {summary.run_id} has no samples/s to compare: {reason}",
-            hint="use the training of a framework, or run more steps with --steps",
+            hint="train with a supported framework, or run more steps with --steps",
         )
     return steps
 

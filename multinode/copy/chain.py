@@ -358,7 +358,7 @@ class CopyRound:
             while stream is not None and not isinstance(record, _Ended):
                 record = stream.read(_SILENT_S)
                 if record is None:
-                    raise ContactLost("its agent ended before the copy did", node=member.name)
+                    raise ContactLost("its agent exited before the copy finished", node=member.name)
                 if isinstance(record, _Data):
                     self.members[0].send({"data": record.data})
                 else:
@@ -406,7 +406,9 @@ class CopyRound:
         if total != self._moved[1]:
             self._moved = (now, total)
         elif now - self._moved[0] > _STALL_S:
-            raise ContactLost(f"no progress for {_STALL_S:.0f} s", hint="received data is kept: repeat the copy")
+            raise ContactLost(
+                f"no progress for {_STALL_S:.0f} s", hint="received data is kept: run the same command again"
+            )
         if self._began is None:
             self._observe(CopyProgress(hashed_bytes=hashed))
             return
@@ -439,8 +441,8 @@ def require_room(members: Sequence[Member]) -> None:
     """
     errors = [
         NodeFailed(
-            f"{format_size(place.need_bytes)} would be written below {place.path}, and {format_size(place.free_bytes)} "
-            "are free there: nothing was written",
+            f"the copy needs {format_size(place.need_bytes)} in {place.path}, but only {format_size(place.free_bytes)} "
+            "are free; nothing was written",
             node=member.name,
             hint="free space there, or leave the node out",
         )
@@ -488,5 +490,5 @@ def find_failures(members: Sequence[Member]) -> Failures:
             message = f"{member.name} cannot send to it: {down.message}"
             return Failures(certain, (following.name, NodeFailed(message, node=following.name)))
     up = next((trouble for trouble in left[0].troubles if trouble.where == "upstream"), None)
-    message = f"it received too little: {up.message if up is not None else 'the copy did not end'}"
+    message = f"it did not receive everything: {up.message if up is not None else 'the copy did not finish'}"
     return Failures(certain, (left[0].name, NodeFailed(message, node=left[0].name)))

@@ -73,7 +73,7 @@ def copy_code(
 ) -> CodeCopy:
     """Bring the tree to every node, as the directory of this run; only what a node lacks is sent."""
     copied = code.copy()
-    say(f"copying {format_count(copied.files, 'file')}, {format_size(copied.size_bytes)}, of {code.source}")
+    say(f"copying {format_count(copied.files, 'file')} ({format_size(copied.size_bytes)}) from {code.source}")
     source = _Source(code)
     request = {"schema": 1, "then": True, "run_id": code.run_id or run_id, "data": _opening(source)}
     deadline_s = 2 * _ANSWER_S + code.size_bytes / _LEAST_BYTES_PER_S
@@ -81,7 +81,7 @@ def copy_code(
         cluster.nodes, lambda node: _send(agent, node, source, request, deadline_s), deadline_s=deadline_s
     ).require()
     most = max(sent.values(), key=lambda transfer: transfer.size_bytes)
-    say(f"sent at most {format_count(most.files, 'file')}, {format_size(most.size_bytes)}, to a node")
+    say(f"sent at most {format_count(most.files, 'file')} ({format_size(most.size_bytes)}) per node")
     return msgspec.structs.replace(copied, sent=sent)
 
 
@@ -112,7 +112,7 @@ def _send(
     def receive() -> bytes:
         answer = answers.pop() if answers else stream.read(deadline_s)
         if answer is None:
-            raise ContactLost("it disconnected while the code was sent", node=node.name)
+            raise ContactLost("it disconnected while the code was being sent", node=node.name)
         return answer.data
 
     try:
@@ -121,7 +121,7 @@ def _send(
         send_blocks(peer, source.blocks(lacking))
     except (PeerError, ValueError) as error:
         stream.close()
-        raise NodeFailed(f"it asked for something that it was not told of: {error}", node=node.name) from error
+        raise NodeFailed(f"it requested data that it was not offered: {error}", node=node.name) from error
     except BaseException:
         stream.close()
         raise
@@ -131,4 +131,4 @@ def _send(
 
 
 def _changed(path: str) -> UsageError:
-    return UsageError(f"--copy-code: {path} changed while it was copied", hint="launch again")
+    return UsageError(f"--copy-code: {path} changed while it was copied", hint="run the same command again")

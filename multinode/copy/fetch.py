@@ -97,7 +97,7 @@ def _receive(
     total = sum(file.size_bytes for file in listed)
     places = [to / _safe(file.name, node) for file in listed]
     if len(set(places)) < len(places):
-        raise NodeFailed("it named a file twice", node=node.name)
+        raise NodeFailed("it listed a file twice", node=node.name)
     to.mkdir(mode=_DIR_MODE, parents=True, exist_ok=True)
     free = shutil.disk_usage(to).free
     if total > free:
@@ -130,14 +130,14 @@ def _receive(
                 (f"stopped at {format_size(came)} of {format_size(total)}: the transfer is too slow"), node=node.name
             )
         say(f"fetching {listed[data.file].name}: {100 * came // max(1, total)}%")
-    raise ContactLost("it disconnected while files were fetched", node=node.name)
+    raise ContactLost("it disconnected during the transfer", node=node.name)
 
 
 def _safe(name: str, node: Node) -> PurePosixPath:
     """The name, which must stay below the directory."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise NodeFailed(f"it named a file {name!r} outside the directory", node=node.name)
+        raise NodeFailed(f"it listed {name!r}, which is outside the directory", node=node.name)
     return path
 
 

@@ -202,7 +202,7 @@ def _chain(survey: _Survey, agent: AgentTransport, cluster: Cluster) -> list[Par
 def _look(agent: AgentTransport, node: Node, paths: Sequence[str], cwd: str | None) -> tuple[PathLook, ...]:
     looked = agent.call(node, "look", {"schema": 1, "paths": paths, "cwd": cwd}, _Looked, deadline_s=_LOOK_S).paths
     if [look.path for look in looked] != list(paths):
-        raise NodeFailed("it reported paths that were not asked for", node=node.name)
+        raise NodeFailed("it reported paths that were not requested", node=node.name)
     refused = next((look for look in looked if look.refused is not None), None)
     if refused is not None:
         raise UsageError(
@@ -257,7 +257,7 @@ def choose_source(request: CopyRequest, looks: Mapping[str, Sequence[PathLook]],
             other = next((name for name in complete if looks[name][at].digest != look.digest), None)
             if other is not None:
                 raise UsageError(
-                    f"{look.path} differs: on {source} ({_size(look)}) and {other} ({_size(looks[other][at])})",
+                    f"{look.path} differs between {source} ({_size(look)}) and {other} ({_size(looks[other][at])})",
                     hint=f"select one: --from {source}",
                 )
     bad = next((look for look in looks_of[source] if look.reason is not None), None)

@@ -141,7 +141,9 @@ def _nothing(logs: Sequence[tuple[str, LogReading]], files: dict[str, int]) -> E
         for word in reading.words[-1:]
     ]
     if not benchmarks and not any(reading.has_nccl for reading in readings):
-        steps.append("if the run failed, pass the logs of all nodes, stderr too, and those of NCCL (NCCL_DEBUG=WARN)")
+        steps.append(
+            "if the run failed, pass the logs of all nodes, including stderr and NCCL's messages (NCCL_DEBUG=WARN)"
+        )
     return Explanation(
         first_failure=None,
         other_failures=(),
@@ -327,7 +329,7 @@ def _describe_report(
     death = report.death
     who = f"rank {death.rank}" if death.rank is not None else _named(report) or "a worker"
     if report.ends_launcher:
-        how = f"ended with exit code {death.exit_code}; its own output is not in this log"
+        how = f"exited with code {death.exit_code}; its own output is not in this log"
     elif death.signal is not None:
         how = f"was killed by {death.signal}"
     elif death.exit_code is not None:
@@ -575,7 +577,7 @@ def _next(first: LogFailure, readings: Sequence[LogReading], files: dict[str, in
     peer = _PEER.search(first.message)
     if first.of_peers and not (peer is not None and is_unreachable(peer[1])):
         whose = f"of the worker at {peer[1]}" if peer is not None else "of the other nodes"
-        yield f"this error follows from a worker that is gone or late: also pass the log {whose}, which has the cause"
+        yield f"this error was caused by a worker that is gone or late: also pass the log {whose}"
     error = known_errors()[first.error_id] if first.error_id is not None else None
     if (
         error is not None

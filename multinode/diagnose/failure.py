@@ -531,7 +531,7 @@ def _lost(node: NodeEvidence, stop: str | None) -> Failure:
     return _failure(
         node,
         f"contact was lost and not restored: {reason}",
-        hint=f"check that it has power and that SSH reaches it; {goes_on}",
+        hint=f"check that it is powered on and reachable over SSH; {goes_on}",
         log_tail=last_lines(node.log, 20),
         kind="node_lost",
         time_s=node.run.lost_s,

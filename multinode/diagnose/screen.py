@@ -48,7 +48,7 @@ def _rows(name: str, texts: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _unknown(failure: LogFailure) -> str:
-    return "not in the catalogue; this is the program's own message" if failure.is_own else ""
+    return "unknown; this is the program's own message" if failure.is_own else ""
 
 
 def _sentence(failure: LogFailure) -> str:

@@ -78,9 +78,9 @@ def _parse(text: str) -> Target:
     kind = KINDS.get(name)
     if kind is None or not where:
         kinds = ", ".join(f"{name}:{kind.where}" for name, kind in KINDS.items())
-        raise UsageError(f"not an export target: {text!r}", hint=f"use one of {kinds}")
+        raise UsageError(f"{text!r} is not an export target", hint=f"use one of {kinds}")
     if name == METRICS_PORT and not (where.isdecimal() and 0 < int(where) <= _HIGHEST_PORT):
-        raise UsageError(f"{text}: not a port")
+        raise UsageError(f"{text}: not a valid port")
     if name == "prometheus" and not where.endswith(".prom"):
         raise UsageError(f"{text}: node_exporter reads only files ending in .prom")
     if name == "mlflow" and urllib.parse.urlsplit(where).password is not None:

@@ -220,7 +220,7 @@ def require_known(path: Sequence[str], groups: int) -> None:
                 f"{_OPTION} {group}{path[depth]}: neither DeepSpeed nor the JSON has this key",
                 hint=f"did you mean {group}{near[0]}?"
                 if near
-                else "put a key of another DeepSpeed release into the JSON",
+                else "if it is a key of another DeepSpeed release, add it to the JSON",
             )
 
 

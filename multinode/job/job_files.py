@@ -251,7 +251,7 @@ def load_command(
     """The training of a command, whose keys are in a file, in options, or in both; options win."""
     wrong = next((key for key in parse_flags(like.flags, like.name) if not is_setting(f"{key}=")), None)
     if wrong is not None:
-        raise JobError(f"--{wrong} of {like.name} is not a key", hint="write it into the file")
+        raise JobError(f"--{wrong} of {like.name} is not a key", hint="set it in the file")
     if like.config is None:
         return load_job(Path(like.name), overrides, deepspeed_edits, "", like=like)
     return load_job(Path(like.config), overrides, deepspeed_edits, like=like)
@@ -272,7 +272,7 @@ def load_script(
         return load_command(trained, overrides, deepspeed_edits)
     if overrides or deepspeed_edits:
         option = "--set" if overrides else "--deepspeed-set"
-        raise UsageError(f"{option} changes a YAML job; this is a script", hint="give the script its own arguments")
+        raise UsageError(f"{option} changes a YAML job; this is a script", hint="use the script's own arguments")
     values = (word.partition("=")[2] if word.startswith("-") else word for word in script.argv[1:])
     local = tuple(dict.fromkeys(value for value in values if _is_named_path(value)))
     return _with_named_json(msgspec.structs.replace(script, local_paths=local), _deepspeed_path(script))

@@ -85,12 +85,12 @@ def with_synthetic(job: Job, *, rows: int | None = None) -> TrainingJob:
         what = f"a {job.kind.title} training" if isinstance(job, TrainingJob) else "a script"
         raise UsageError(
             f"--synthetic generates data for a LLaMA-Factory YAML; this is {what}",
-            hint="give the script its own arguments" if what == "a script" else "give it a small dataset of its own",
+            hint="use the script's own arguments" if what == "a script" else "name a small dataset in the YAML",
         )
     _refuse(job)
     if rows is None and _steps(job) == 0:
         raise JobError(
-            f"{job.config_path}: synthetic data have no epochs, and max_steps is not set",
+            f"{job.config_path}: synthetic data has no epochs, and max_steps is not set",
             hint="use --set max_steps=50",
         )
     kept = {key: value for key, value in job.config.items() if key not in {*_DATA, *_BESIDES}}
@@ -142,7 +142,7 @@ def _refuse(job: TrainingJob) -> None:
         )
     named = next((key for key in _DATA if key in job.overridden and job.config.get(key) not in (None, DATASET)), None)
     if named is not None:
-        raise JobError(f"--set {named} chooses the data, but --synthetic generates them", hint="use only one of them")
+        raise JobError(f"--set {named} chooses the data, but --synthetic generates it", hint="use only one of them")
     _length(job)
 
 

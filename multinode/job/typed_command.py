@@ -282,7 +282,9 @@ class _Reader:
             self._words.pop(0)
         following = self._words[0] if self._words else ""
         if following == "-c" or following in {"", "-"}:
-            raise UsageError(f"{word} {following} starts no script".replace("  ", " "), hint="write it into a file")
+            raise UsageError(
+                f"{word} {following} starts no script".replace("  ", " "), hint="write the code into a file"
+            )
         if following.startswith("-") and following != "-m":
             name = next((known for known in sorted(_VARIABLE_OF, reverse=True) if following.startswith(known)), None)
             instead = f"set its variable: --env {_VARIABLE_OF[name]}" if name is not None else "remove it"
@@ -314,7 +316,7 @@ class _Reader:
                 hint=f"{self._line} -- {inner}; or as it is, once on each node: {as_it_is}",
             )
         raise UsageError(
-            f"{program} is neither a Python script nor a launcher that multinode reads",
+            f"{program} is neither a Python script nor a launcher that multinode supports",
             hint="to start it once on each node, with NODE_RANK, NNODES, NPROC_PER_NODE, MASTER_ADDR and MASTER_PORT "
             f"set: {as_it_is}",
         )

@@ -195,7 +195,7 @@ def _forget_netns_dir() -> None:
 
 
 _DIR_MODE = 0o700
-_DOWN_HINT = "take it down first: multinode lab down"
+_DOWN_HINT = "remove it first: multinode lab down"
 _SIGNAL_EXIT = 128
 # Enters the control groups before `--`, then runs what is after it.
 _JOIN_GROUPS = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit; shift; done; shift; exec "$@"'
@@ -260,7 +260,7 @@ def up_lab(
         except KeyboardInterrupt as error:
             say("interrupted: undoing the partial set-up")
             sweep()
-            raise Interrupted("the lab was not created", hint="nothing is left of it") from error
+            raise Interrupted("the lab was not created", hint="its parts have been removed") from error
         except BaseException:
             sweep()
             raise
@@ -325,7 +325,7 @@ def explain_missing() -> tuple[str, str]:
         return "no lab is up on this machine", "start one: multinode lab up"
     if not os.access(STATE_DIR, os.R_OK):
         return "the lab of this machine belongs to root", "run it with sudo"
-    return "no lab is up, but there are remains of an incomplete one, or of one before a reboot", _DOWN_HINT
+    return "no lab is up, but an incomplete lab, or one from before a reboot, has left remains", _DOWN_HINT
 
 
 def describe_lab(lab: Lab | None) -> LabStatus:

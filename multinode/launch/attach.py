@@ -22,7 +22,6 @@ from multinode.records.status import Status
 from multinode.runs.stored_run import StoredRun, launched_runs, load_parts
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Outcomes, gather
-from multinode.units import format_count
 
 _WAIT_S = 0.2
 
@@ -41,7 +40,7 @@ def find_recorded(runs: Path, run_id: str) -> StoredRun:
         ended = ", and has ended" if stored.run.ended_s is not None else ""
         raise UsageError(
             f"run {stored.run_id} consists of other runs{ended}",
-            hint=f"see what it is: multinode show {stored.run_id}; list its runs: multinode runs --all",
+            hint=f"show it: multinode show {stored.run_id}; list its runs: multinode runs --all",
         )
     return stored
 
@@ -78,8 +77,8 @@ def nodes_of(stored: StoredRun, cluster: Cluster | None = None) -> Cluster:
     if missing or cluster is None:
         raise UsageError(
             f"{cluster.source if cluster is not None else stored.directory} does not list {', '.join(missing)}, "
-            f"where run {plan.run_id} is",
-            hint="name the hostfile that you launched it with: --hosts",
+            f"where run {plan.run_id} was started",
+            hint="use the hostfile that you launched it with: --hosts",
         )
     return msgspec.structs.replace(cluster, nodes=tuple(nodes[place.node] for place in plan.places))
 
@@ -202,7 +201,7 @@ def _stop_followed(
     except MultinodeError as error:
         # Stopping the first node ends the run, and with it the batch job: Slurm may then end our step on another node.
         if not any(answer.processes_left for answer in answers.require().values()):
-            error.message += "; nothing of it is left on its nodes"
+            error.message += "; none of its processes are left on its nodes"
         raise
 
 
@@ -216,9 +215,9 @@ def _stop_left(
     answers = _ask_to_stop(ranks, stored.run_id, cluster, context, grace_s)
     for name in (node.name for node in unclear):
         if name in answers.failed:
-            context.say(f"{name}: it may still be running there: {answers.failed[name].message}")
+            context.say(f"{name}: the run may still be running there: {answers.failed[name].message}")
         elif left := answers.found[name].processes_left:
-            context.say(f"{name}: {format_count(left, 'process')} of it still running")
+            context.say(f"{name}: processes of the run that are still running: {left}")
     nodes = tuple(_with_answer(node, answers.found.get(node.name)) for node in launched.run.nodes)
     run = msgspec.structs.replace(launched.run, nodes=nodes)
     if all(node.state == "ended" for node in nodes) and run.status in {"running", "lost"}:
@@ -275,7 +274,7 @@ def choose_logs(
         return [(stored, choose_nodes(stored, node, rank))]
     if not parts:
         raise UsageError(
-            f"run {run.run_id} has no logs: it is of kind {run.kind} and has no runs",
+            f"{run.kind} {run.run_id} has no logs, because it has no runs",
             hint=f"see multinode show {run.run_id}",
         )
     # Node ranks are those of the whole run: a part has some of its nodes.

@@ -15,7 +15,7 @@ from multinode.records.run import Attempt, Failure, Run, Stall
 from multinode.render.sheet import Block, Column, CommandLine, Fitting, Labels, Prose, Sheet, figure
 from multinode.units import UNKNOWN, format_count, format_duration
 
-RESUME = ("Resume", "run the same command again: what is measured is kept")
+RESUME = ("Resume", "run the same command again; finished measurements are kept")
 """Row for a run that consists of others and has not ended well."""
 MOST_LINES = 12
 """Lines of the screen, with its next command."""

@@ -201,9 +201,9 @@ class Execution:
     def _tell_what_is_missing(self) -> None:
         if not self._is_short and (self._tracker.trouble is not None or self._tracker.missing_bytes):
             self._is_short = True
-            what = self._tracker.trouble or "some of what the nodes sent could not be stored in time"
+            what = self._tracker.trouble or "some data from the nodes could not be stored in time"
             self._tell(
-                f"{what}; the rest is fetched when the run has ended, or by: multinode attach {self.plan.run_id}"
+                f"{what}; it will be fetched when the run has ended, or with: multinode attach {self.plan.run_id}"
             )
 
     def _restore(self) -> None:

@@ -60,7 +60,7 @@ def follow_export(root: Path, run_id: str, target: Target) -> None:
     directory, plan = stored.directory, stored.require_plan()
     if not directory.is_locked and stored.run.status == "running":
         raise UsageError(
-            f"no multinode on this machine follows run {directory.run_id}",
+            f"no multinode process on this machine is following run {directory.run_id}",
             hint=f"multinode attach {directory.run_id} --export {target}",
         )
     failure = _failure(lambda: _Following(directory, plan, target.make()).run())

@@ -254,7 +254,7 @@ def read_training(
     there = load_nodes(given.hosts or command.hosts, nodes if limits_nodes else None, note)
     settled = settle(command, there.cluster, nodes=nodes, workers=workers_per_node)
     if settled.replaced:
-        note(f"the hostfile replaces: {' '.join(redact_words(settled.replaced))}")
+        note(f"the hostfile overrides {' '.join(redact_words(settled.replaced))}")
     if command.python is not None:
         # A path in this directory, which the nodes have at the same place.
         python = command.python

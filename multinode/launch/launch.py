@@ -81,8 +81,8 @@ def _keep_secrets(cluster: Cluster, plan: LaunchPlan, agent: AgentTransport) -> 
                 "its host key is not verified (StrictHostKeyChecking no), and the job has a secret",
                 node=node.name,
                 hint=(
-                    "remove that setting for it from the SSH configuration and accept its key once, or remove the "
-                    "secret (--env NAME, a token in the YAML)"
+                    "remove that setting for this node from the SSH configuration and accept its key once, or remove "
+                    "the secret (--env NAME, a token in the YAML)"
                 ),
             )
 
@@ -150,7 +150,7 @@ def same_threads(launch: Launch, workers: Sequence[int], context: RunContext, wh
     environment = with_same_threads(launch.environment, launch.cluster, workers)
     if environment == launch.environment:
         return launch
-    context.say(f"OMP_NUM_THREADS=1 {where}: torchrun gives a single worker on a node more threads")
+    context.say(f"setting OMP_NUM_THREADS=1 {where}, because torchrun gives a single worker on a node more threads")
     return msgspec.structs.replace(launch, environment=environment)
 
 
@@ -260,7 +260,8 @@ def fetch_results(
         raise ContactLost("nothing was fetched: contact was lost", node=node.name)
     wanted = Wanted(node=node, paths=tuple(paths), cwd=planned.output_cwd or planned.command.cwd)
     fetched = fetch_files(context.agent, wanted, launched.directory.path / "fetched")
-    say(f"fetched {len(fetched.files)} files, {format_size(fetched.size_bytes)}, into {fetched.directory}")
+    files = f"{format_count(len(fetched.files), 'file')} ({format_size(fetched.size_bytes)})"
+    say(f"fetched {files} into {fetched.directory}")
     if any(name.endswith(("_states.pt", ".distcp")) for name in fetched.files):
         from multinode.launch.shard_fetch import fetch_shards
 

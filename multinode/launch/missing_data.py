@@ -57,9 +57,9 @@ def fetch_missing(stored: StoredRun, run: Run, cluster: Cluster, context: RunCon
         kept = files.get(node.node_rank)
         error = failed.get(node.node_rank) or (kept.trouble if kept is not None else None)
         if kept is None:
-            context.say(f"{node.name}: it was lost or not started, so nothing is fetched from it")
+            context.say(f"{node.name} was lost or not started, so nothing is fetched from it")
         elif error is not None:
-            context.say(f"{node.name}: its log and samples were not fetched to their end: {error.message}")
+            context.say(f"{node.name}: its log and samples were fetched only in part: {error.message}")
     missing = sum(kept.missing_bytes for kept in files.values())
     if failed or len(files) < len(run.nodes):
         # The record has one number for all nodes, so what those miss is what the others have not sent.

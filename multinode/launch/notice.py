@@ -65,7 +65,7 @@ def end_notice(run: RunDocument) -> Notice:
 def hang_notice(run: RunDocument, stall: Stall) -> Notice:
     """A run hangs; it may resume."""
     silent = format_duration(stall.silent_s)
-    text = f"run {run.run_id} hangs: no step and no log on any node for {silent}: {stall.message}"
+    text = f"run {run.run_id} hangs: no new step or log line on any node for {silent}; {stall.message}"
     return Notice(event="hang", text=text, run=replace(run, stalls=(*run.stalls, stall)))
 
 
@@ -263,7 +263,7 @@ def check_url(url: str) -> str:
     if not host or not url.isascii() or not url.isprintable() or " " in url:
         raise UsageError("--notify needs a URL", hint=hint)
     if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
-        raise UsageError("--notify needs an https URL; http is allowed to this machine only", hint=hint)
+        raise UsageError("--notify needs an https URL; http is allowed only to this machine", hint=hint)
     if parts.username is not None or parts.password is not None:
         raise UsageError("--notify accepts no user or password in the URL", hint=hint)
     return url

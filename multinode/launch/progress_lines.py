@@ -75,7 +75,7 @@ def _never_failing(show: Callable[[RunProgress], None], say: Callable[[str], Non
         except Exception as error:  # noqa: BLE001 - whoever follows a run stops it when its own code fails
             shows = False
             with contextlib.suppress(Exception):
-                say(f"the view failed; the run is still running: {error!r}")
+                say(f"the live view failed, but the run is still running: {error!r}")
 
     return show_or_leave
 

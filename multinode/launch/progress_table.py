@@ -168,7 +168,7 @@ class ProgressTable:
         if exposed is not None:
             text += f"; exposed communication {exposed:.0%} (of the worker that waited least)"
         if has_tgs:
-            text += f"; TGS: tokens per {'GPU' if any(node.gpus for node in progress.nodes) else 'worker'} and second"
+            text += f"; TGS: tokens per second and {'GPU' if any(node.gpus for node in progress.nodes) else 'worker'}"
         caption = Text(text)
         if progress.note:
             caption.append("\n" + sanitize(progress.note), style="bold")
@@ -201,7 +201,7 @@ def progress_line(progress: RunProgress) -> str:
 
 def stall_line(stall: Stall) -> str:
     """A standstill, its cause, and the fix."""
-    text = f"stalled: no step and no log on any node for {format_duration(stall.silent_s)}: {stall.message}"
+    text = f"stalled: no new step or log line on any node for {format_duration(stall.silent_s)}; {stall.message}"
     return f"{text}\n  hint: {stall.hint}" if stall.hint else text
 
 

@@ -253,7 +253,7 @@ def batch_words(before: Job, after: Job, start: Start) -> str | None:
         before_steps = before.accumulation(start.first_workers)
         return f"global batch {first} as before: gradient_accumulation_steps {kept} instead of {before_steps}"
     steps = start.choice.max_steps if start.choice.name is not None else None
-    schedule = f"the schedule at {steps} steps" if steps is not None else "the schedule is that of the YAML"
+    schedule = f"the schedule at {steps} steps" if steps is not None else "the schedule stays as in the YAML"
     batch = f"global batch {global_batch(after, start.workers)} instead of {first}"
     share = f"a step has {part} of the samples"
     return f"{batch}: learning_rate stays at {rate}, {schedule}; {share}"

@@ -216,7 +216,7 @@ class _Attempts:
         for line in choice.describe():
             self._context.say(line)
         for copied in choice.copies:
-            what = f"{format_count(len(copied.paths), 'file')}, {format_size(copied.size_bytes)}, of {choice.name}"
+            what = f"{format_count(len(copied.paths), 'file')} ({format_size(copied.size_bytes)}) of {choice.name}"
             self._context.say(f"copying {what} from {copied.source} to {copied.target}")
             began = time.monotonic()
             self._copy(self._place, str(choice.name), copied)
@@ -441,7 +441,7 @@ class _Attempts:
                     time.sleep(_WAIT_S)
                     continue
                 if left:
-                    raise NodeFailed(f"{format_count(left, 'process')} of it still running", node=node.name)
+                    raise NodeFailed(f"processes of the run that are still running: {left}", node=node.name)
                 return None
 
         nodes = self._launch.cluster.nodes
@@ -461,7 +461,7 @@ class _Attempts:
                 waited, node=name, hint="wait longer with --node-wait, or continue without it with --min-nodes"
             )
         if self._launch.execute.lease_s is None:
-            raise NodeFailed(f"{waited}; it has no lease and may still train", node=name)
+            raise NodeFailed(f"{waited}; the job has no lease, so it may still be training there", node=name)
         for node_name, why in absent.items():
             self._context.say(f"continuing without {node_name}: {why.message}")
         self._left_out = {**self._left_out, **{name: why.message for name, why in absent.items()}}

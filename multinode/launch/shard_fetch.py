@@ -54,13 +54,13 @@ def fetch_shards(  # noqa: PLR0913 - what came from node 0, and from where the r
             paths = tuple(str(there / file) for file in files)
             of_node = Wanted(node=nodes[name], paths=paths, cwd=planned.output_cwd or planned.command.cwd)
             came = fetch_files(agent, of_node, fetched.directory / folder)
-            what = f"{format_count(len(came.files), 'file')}, {format_size(came.size_bytes)}, of {folder}"
+            what = f"{format_count(len(came.files), 'file')} ({format_size(came.size_bytes)}) of {folder}"
             say(f"fetched {what} from {name}")
             folders.add(folder)
     for folder in sorted(folders):
         converter = _converter(fetched.directory / folder)
         if converter is not None:
-            say(f"parameters in one file: {converter} OUTPUT_DIR")
+            say(f"merge the parameters into one file: {converter} OUTPUT_DIR")
 
 
 def _converter(folder: Path) -> str | None:

@@ -59,7 +59,7 @@ def _layout_of_fsdp(job: Job, engine: Engine | None) -> Layout | str:
         try:
             given = decode_json(given, dict[str, Any])
         except msgspec.MsgspecError:
-            return "its fsdp_config is a file: replace its name with its settings"
+            return "its fsdp_config names a file: put the settings of that file into the YAML"
     groups = node_groups_of(job, accelerate, {})
     saved = (accelerate.get("fsdp_config") or {}).get("fsdp_state_dict_type", _SHARDED)
     reasons = (

@@ -392,7 +392,7 @@ def _describe_end(status: Status) -> str:
     if status.cause in {"lease_expired", "supervisor_lost", "not_started"}:
         return status.cause.replace("_", " ")
     if status.signal is not None:
-        return f"ended by {status.signal}"
+        return f"killed by {status.signal}"
     return "done" if status.exit_code == 0 else f"exit code {status.exit_code}"
 
 

@@ -88,7 +88,7 @@ class NcclTestInput(NodeInput, frozen=True, kw_only=True, rename={"set_": "set"}
         check_reduction(self.op, self.dtype)
         like = load_job(Path(self.like), self.set_, parse_deepspeed_edits(())) if self.like is not None else None
         if self.set_ and like is None:
-            raise UsageError("--set changes the job of --like, which is missing", hint="add --like JOB.yaml")
+            raise UsageError("--set needs --like, whose job it changes", hint="add --like JOB.yaml")
         if self.local is not None and self.workers_per_node is not None:
             raise UsageError("--local already sets the number of workers", hint="remove --workers-per-node")
         if self.tune and (self.pairs or self.compare or self.local is not None):
@@ -97,7 +97,7 @@ class NcclTestInput(NodeInput, frozen=True, kw_only=True, rename={"set_": "set"}
                 "--compare or --local"
             )
         if self.fresh and not self.tune:
-            raise UsageError("--fresh is an option of --tune, which is missing", hint="add --tune")
+            raise UsageError("--fresh needs --tune", hint="add --tune")
         # A training uses all slots; bare sizes are of the network between the nodes.
         workers = self.local or self.workers_per_node or (None if like is not None else 1)
         nodes = self._nodes(note)

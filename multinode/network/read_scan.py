@@ -64,7 +64,7 @@ def read_missing(
         UsageError: several collectives, an unknown one, or no rate.
     """
     if len(collectives) > 1:
-        raise UsageError("at most one collective can be named for an output that is read")
+        raise UsageError("--read takes at most one collective")
     return Missing(
         collective=check_choice("collective", collectives[0], COLLECTIVES) if collectives else None,
         nics_gbit_per_s=parse_option("--link", link, parse_nics) if link is not None else (),

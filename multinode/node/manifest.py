@@ -75,7 +75,7 @@ class Manifest:
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise AgentError(f"refused: the list of files cannot be read: {error}") from error
         if len(seen) > _MOST_ENTRIES or self.block_count > _MOST_BLOCKS:
-            raise AgentError("refused: more files than multinode ever copies")
+            raise AgentError("refused: more files than multinode can copy")
         self._firsts = [file.first_block for file in self.files if file.size_bytes]
         self._filled = [file for file in self.files if file.size_bytes]
 

@@ -79,7 +79,7 @@ class Query:
             except QueryFailed as error:
                 self._trouble = error
         if self._text is None:
-            raise self._trouble or QueryFailed(f"{self._name} was ended")
+            raise self._trouble or QueryFailed(f"{self._name} was killed")
         return self._text
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> str:
@@ -97,7 +97,7 @@ class Query:
         if process.returncode != 0:
             detail = stderr.decode(errors="replace").strip() or text.strip()
             message = detail.splitlines()[-1].strip() if detail else "no message"
-            raise QueryFailed(f"{self._name} ended with code {process.returncode}: {message}", detail)
+            raise QueryFailed(f"{self._name} exited with code {process.returncode}: {message}", detail)
         return text
 
     def close(self) -> None:

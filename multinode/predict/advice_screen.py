@@ -75,7 +75,7 @@ def _order_notes(advice: Sequence[Advice]) -> Iterator[str]:
     if any(second.gain.high > first.gain.low for (_, first), (_, second) in itertools.pairwise(numbered)):
         yield "overlapping ranges: it is unknown which is faster"
     if advice and is_one_node(advice[0]) and any(row.gain.value > advice[0].gain.value for row in advice):
-        yield "one node ranks above changes that may not be faster than it"
+        yield "one node ranks above changes that may not be faster than one node"
 
 
 def gain_words(advice: Advice) -> str:

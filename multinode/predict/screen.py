@@ -183,7 +183,11 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
     varied = [
         figure for figure, _ in _SETTINGS if len({figure.tell(scenario_row(row)) for row in forecast.scenarios}) > 1
     ]
-    marked = "; * measured; these values are the model's" if not narrow and any(row.measured for row in rows) else ""
+    marked = (
+        "; * this scenario was measured; its row shows the model's values"
+        if not narrow and any(row.measured for row in rows)
+        else ""
+    )
     nodes = SCENARIO_NODES if narrow else _MEASURED_NODES
     frame = Frame(
         title=f"predicted: {shared_settings(forecast.scenarios)}",
@@ -191,7 +195,7 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
         figures=(nodes, SCENARIO_LINK, _WORKERS, *varied, *figures),
     )
     notes = (
-        f"{'against 1 node:' if narrow else 'speed-up: over 1 node'} with all its workers{marked}",
+        f"{'against 1 node: speed relative to' if narrow else 'speed-up: over'} 1 node with all its workers{marked}",
         *(("ranges: 90% prediction interval",) if narrow else ()),
         *_case_notes(rows),
     )
@@ -201,7 +205,7 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
 def _case_notes(rows: Sequence[PredictedScenario]) -> Iterator[str]:
     names = ", ".join(dict.fromkeys(row.case for row in rows if row.case))
     if names:
-        yield f"{names}: if NCCL used the network above in this way"
+        yield f"{names}: predicted as if NCCL used the network above in this way"
 
 
 def rows_words(forecast: Forecast) -> str:
@@ -271,9 +275,9 @@ def break_even_sheet(forecast: Forecast | None) -> Sheet:
                 if break_even.full_beats_one is not None
                 else []
             ),
-            (f"efficiency {target}", link_words(break_even.efficient)),
-            ("all communication that overlap can hide is hidden", link_words(break_even.nothing_exposed)),
-            (f"accumulation for {target}", accumulation_words(break_even.accumulation)),
+            (f"{target} scaling efficiency", link_words(break_even.efficient)),
+            ("overlap hides all communication that it can", link_words(break_even.nothing_exposed)),
+            (f"accumulation for {target} scaling efficiency", accumulation_words(break_even.accumulation)),
             (f"node {break_even.next_node.nodes}", break_even.next_node.message),
         ]
     return Sheet(title="break-even", rows=tuple(rows))
@@ -298,7 +302,7 @@ def _intervals(forecast: Forecast) -> str:
         return f"intervals: assumed, not back-tested ({runs} of the {LEAST_RUNS} runs needed for a 90% interval)"
     beyond = sum(row.basis == "assumed" and row.nodes > 1 for row in forecast.scenarios)
     note = f"intervals: 90%, from the residuals of {quantile.runs} runs, up to {quantile.relative:.1%} off"
-    outside = f"{format_count(beyond, 'row')} outside the tested range: assumed, at least as wide"
+    outside = f"{format_count(beyond, 'row')} outside the tested range: assumed to be at least as wide"
     return f"{note}; {outside}" if beyond else note
 
 

@@ -608,7 +608,7 @@ def _faster_links(state: TrainingState) -> Iterator[TuningOption]:
             before=state,
             after=state.with_({"link": _replace(link, gbit_per_s=float(rate))}),
             effects=(_UNCHANGED.found(None), _EQUIPMENT.found(None)),
-            person=f"NICs and a switch of {format_rate(rate)} instead of {format_rate(link.gbit_per_s)}",
+            person=f"NICs and a switch with {format_rate(rate)} instead of {format_rate(link.gbit_per_s)}",
             remarks=_worth,
         )
 

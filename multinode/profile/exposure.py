@@ -201,16 +201,16 @@ def _why_untimed(evidence: _Evidence) -> str:
     if dropped := [wait for wait in waits if wait.dropped]:
         most = max(dropped, key=lambda wait: wait.dropped)
         return (
-            f"step {most.step} of rank {most.rank} had more waits than are timed: {most.calls} of its {most.of_calls} "
-            "collectives were"
+            f"step {most.step} of rank {most.rank} had more waits than multinode times: {most.calls} of its "
+            f"{most.of_calls} collectives were timed"
         )
     untimed = [wait for wait in waits if wait.calls < wait.of_calls]
     if not untimed:
-        return "records of its steps are lost"
+        return "some records of its steps are lost"
     most = max(untimed, key=lambda wait: wait.of_calls - wait.calls)
     return (
-        f"{most.calls} of the {most.of_calls} collectives of step {most.step} of rank {most.rank} were timed; the "
-        f"others are not waited for in Python, or not within their step"
+        f"{most.calls} of the {most.of_calls} collectives of step {most.step} of rank {most.rank} were timed; the job "
+        f"waits for the others outside Python, or in another step"
     )
 
 

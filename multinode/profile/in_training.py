@@ -271,9 +271,9 @@ def _by_counters(observed: Observed) -> InTraining:
         raise UnknownError("gradients stay on their node; see the rounds for the averages between nodes")
     steps = _counters(observed)
     if not steps:
-        raise UnknownError("no DDP counters in the measured steps; only a profiler window (--trace) shows it")
+        raise UnknownError("the measured steps have no DDP counters; to see it, record a trace (--trace)")
     if _has_hooks(observed):
-        raise UnknownError("a communication hook changes what DDP sends: it does not send its buckets")
+        raise UnknownError("a communication hook sends something other than DDP's buckets")
     measured = list(_measured(steps, observed.world_size).values())
     if not measured:
         raise UnknownError("no step has plausible DDP counters of all workers")

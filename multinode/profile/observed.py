@@ -58,7 +58,7 @@ def find_steady_state(step_times_us: Sequence[float]) -> SteadyState:
         while first < most and step_times_us[first] > limit:
             first += 1
     return SteadyState(
-        first=first, count=total - first, rule=f"the first {first} of {total} steps are warm-up, excluded"
+        first=first, count=total - first, rule=f"the first {first} of {total} steps are excluded as warm-up"
     )
 
 
@@ -154,7 +154,7 @@ def observe(run_id: str, nodes: Sequence[ObservedNode], recorded: int = 0) -> Ob
                 steps.setdefault(sample.step, {})[sample.rank] = sample
     steps = {number: steps[number] for number in sorted(steps)}
     if recorded > len(steps):
-        rules.append(f"{len(steps)} of {recorded} steps are read, in evenly spaced stretches")
+        rules.append(f"only {len(steps)} of {recorded} steps are read, in evenly spaced groups")
     timed = [number for number, workers in steps.items() if _times(workers)]
     steady = find_steady_state([statistics.median(_times(steps[number])) for number in timed])
     counted, rule = _without_traced(timed[steady.first :], nodes, steady.rule)
@@ -223,7 +223,7 @@ def _without_traced(counted: Sequence[int], nodes: Sequence[ObservedNode], rule:
     last = max(window.disturbed_to or (window.last_step or 0) + 1 for window in windows)
     left = tuple(number for number in counted if not first <= number <= last)
     if not left:
-        return tuple(counted), f"{rule}; there are only steps {first} to {last}, which the profiler slowed"
+        return tuple(counted), f"{rule}; all others are steps {first} to {last}, which the profiler slowed"
     return left, f"{rule}; steps {first} to {last}, which the profiler slowed, are excluded too"
 
 

@@ -299,9 +299,9 @@ def _part_figures(exposure: Exposure, mean_ms: Callable[[str], float | None]) ->
         "exposed_ms": reason,
         "wait_ms": reason,
         "compute_ms": no_compute,
-        "data_ms": "no wait for a batch was recorded (not torch's data loader); such waits are part of the rest",
-        "optimizer_ms": "no optimizer step was recorded; its time is part of the rest",
-        "host_ms": f"it is part of the rest because compute is unknown: {no_compute}",
+        "data_ms": "no wait for a batch was recorded (not torch's data loader); such waits count as host time",
+        "optimizer_ms": "no optimizer step was recorded; its time counts as host time",
+        "host_ms": f"it cannot be separated from compute, which is unknown: {no_compute}",
     }
     means_ms = {name: mean_ms(name) for name in (*PART_NAMES, *_BESIDE_PARTS)}
     return {
@@ -324,8 +324,8 @@ def _rule(exposure: Exposure, mean: WorkerSplit) -> str:
     rule = f"means over {exposure.rule}"
     if (by := _SOURCES.get(or_none(exposure.source) or "")) is not None:
         rule += (
-            f"; {by}; in each step, the minimum over all workers counts as transfer, the rest as waiting for slower "
-            "workers"
+            f"; {by}; in each step, the minimum over all workers counts as transfer, and the rest as waiting for "
+            "slower workers"
         )
     if exposure.device != "cpu":
         rule += "; data and optimizer are host times, "

@@ -57,16 +57,20 @@ def _processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     rows = [node_row(node) for node in nodes]
     # A row with only the node's name is dropped.
     told = tuple(row for row in rows if {figure.tell(row) for figure in _PROCESSORS} != {UNKNOWN})
-    note = "free: the minimum available; worker: the maximum of any worker, on its GPU if it has one"
+    note = "free: minimum available memory; worker: most memory of any worker, on its GPU if it has one"
     return Frame(title="CPU and memory", rows=told, figures=(NODE_NAME, *_PROCESSORS)).sheet(notes=(note,))
 
 
 def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     gpus = [gpu for node in nodes for gpu in node.gpus]
     silent = any(gpu.peak_memory_gib == UNMEASURED and gpu.memory_total_gib is None and not gpu.mig for gpu in gpus)
-    unified = ("a GPU without memory here shares its node's (unified memory): see free above",) if silent else ()
+    unified = (
+        ("a GPU without a value for memory shares its node's memory (unified memory): see free above",)
+        if silent
+        else ()
+    )
     rows = tuple(node_row(node, gpu) for node in nodes for gpu in node.gpus)
-    note = "medians; memory and temperature are the highest. A waiting NCCL kernel counts as SM use"
+    note = "medians, except memory and temperature, which are maxima; a waiting NCCL kernel counts as SM use"
     return Frame(title="GPUs", rows=rows, figures=(NODE_NAME, *GPU_FIGURES)).sheet(notes=(note, *unified))
 
 
@@ -104,7 +108,7 @@ def verdict_sheet(summary: Summary) -> Sheet:
 def _bytes_sheet(summary: Summary) -> Sheet:
     sizes = msgspec.structs.asdict(summary.comm.bytes_per_step)
     return Frame(
-        title="bytes per step, one way, of the busiest",
+        title="bytes per step and direction, busiest worker or NIC",
         rows=() if all(isinstance(size, Unknown) for size in sizes.values()) else (Row(summary, sizes),),
         figures=BYTES_FIGURES,
         notes=summary.comm.findings,
@@ -174,8 +178,8 @@ def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 def _padded(summary: Summary, padded: Estimate | Unknown, effective: float | Unknown) -> str:
     counted = summary.counted_masks
-    rests_on = "" if counted is None or counted == 1.0 else f", from {percent(counted)} of the masks"
-    parts = [(value_of(padded), "padding counted"), (or_none(effective), f"without padding{rests_on}")]
+    rests_on = "" if counted is None or counted == 1.0 else f" (from {percent(counted)} of the attention masks)"
+    parts = [(value_of(padded), "with padding"), (or_none(effective), f"without padding{rests_on}")]
     return ", ".join(f"{value:,.1f} {words}" for value, words in parts if value is not None)
 
 
@@ -184,7 +188,7 @@ def _utilisation(summary: Summary) -> Iterator[tuple[str, ...]]:
     if isinstance(used, Unknown):
         return
     model, computed = format_sig(used.model_tflops), format_sig(used.hardware_tflops)
-    yield "TFLOP/s", f"{model} per GPU for the model, {computed} computed; {used.rule}"
+    yield "TFLOP/s", f"{model} per GPU for the model, {computed} including recomputation; {used.rule}"
     if used.mfu is not None and used.hfu is not None:
         yield "MFU, HFU", f"{percent(used.mfu)}, {percent(used.hfu)} of {used.denominator}"
     else:

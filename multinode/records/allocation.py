@@ -35,7 +35,7 @@ def load_allocation(environ: Mapping[str, str], note: Callable[[str], None]) -> 
     )
     if scheduled is None:
         raise UsageError(
-            "--hosts auto: no scheduler gave nodes to this shell: SLURM_JOB_ID, DSTACK_NODES_IPS, "
+            "--hosts auto: this shell has no nodes from a scheduler: SLURM_JOB_ID, DSTACK_NODES_IPS, "
             f"SKYPILOT_NODE_IPS, PBS_NODEFILE and OAR_NODEFILE are not set, and there is no {MPI_HOSTFILE}",
             hint="in Slurm: salloc -N2 multinode ..., or: multinode submit -N2 -- launch ...",
         )

@@ -65,7 +65,7 @@ def compare_records(
     directories = [RunDirectory.open(root, name) for name in (first, second)]
     names = (directories[0].run_id, directories[1].run_id)
     if names[0] == names[1]:
-        raise UsageError(f"both are run {names[0]}", hint="name two runs; list them: multinode runs")
+        raise UsageError(f"both names refer to run {names[0]}", hint="name two runs; list them: multinode runs")
     scans = [load_scan(directory) for directory in directories]
     if scans[0] is not None and scans[1] is not None:
         return msgspec.structs.replace(scans[1], changes=compare_scans(scans[0], scans[1]))
@@ -76,9 +76,8 @@ def compare_records(
         return load_tables(root, names)
     if file is None:
         raise UsageError(
-            f"run {names[0]} is of kind {kinds[0]}, but run {names[1]} is of kind {kinds[1]}: they have no figures in "
-            f"common",
-            hint="name two runs of one kind; list them: multinode runs; for one run: multinode show RUN",
+            f"runs {names[0]} ({kinds[0]}) and {names[1]} ({kinds[1]}) have no figures in common",
+            hint="name two runs of the same kind; list them: multinode runs; show one: multinode show RUN",
         )
     if file == "summary.json":
         return compare_runs(root, first, second, anyway=anyway)
@@ -96,8 +95,12 @@ def show(compared: ComparedRecords) -> Iterator[Block]:
     told = [figure for figure in compared.figures if figure.changed or _is_unjudged(figure)]
     unjudged, left_out = sum(map(_is_unjudged, told)), len(compared.figures) - len(told)
     notes = [
-        *([f"not judged because they have no interval: {format_count(unjudged, 'figure')}"] if unjudged else ()),
-        *([f"equal, or within their intervals: {format_count(left_out, 'figure')} (--details)"] if left_out else ()),
+        *([f"not judged (no interval): {format_count(unjudged, 'figure')}"] if unjudged else ()),
+        *(
+            [f"not changed, or only within their intervals: {format_count(left_out, 'figure')} (--details lists them)"]
+            if left_out
+            else ()
+        ),
     ]
     if not told:
         yield Prose(f"{_title(compared)}: no figure changed", "lead", detail="brief")

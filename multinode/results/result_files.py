@@ -32,8 +32,8 @@ from multinode.tune.request import read_tuning
 from multinode.tune.screen import show as show_tuning
 
 _CLOCKS = (
-    "Times are in seconds since the end of the run's first step, by each node's own clock; the measured steps are "
-    "shaded. Long curves show the minimum and maximum of each stretch."
+    "Times are in seconds since the end of the run's first step, according to each node's clock. The measured steps "
+    "are shaded. Long curves show the minimum and maximum of each interval."
 )
 
 

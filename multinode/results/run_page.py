@@ -169,7 +169,8 @@ def answer_document(report: Report) -> object:
         return report.cells
     if len(report.runs) > 1:
         raise UsageError(
-            "JSON contains one run, or the tables of several runs", hint="multinode show RUN --json, for each"
+            "--json prints one run, or several runs that all have tables",
+            hint="print each run separately: multinode show RUN --json",
         )
     run = report.runs[0]
     table = run.result(load_table)

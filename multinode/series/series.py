@@ -113,7 +113,7 @@ def take_up(
         if directory.is_locked:
             raise UsageError(
                 f"this {noun} is already running: {directory.run_id}",
-                hint="wait until it ends; a second one (--fresh) would disturb both",
+                hint="wait until it ends; running a second one (--fresh) would disturb both",
             )
         context.say(f"resuming {noun} {directory.run_id} ({state_line(stored)}); use --fresh to start over")
         return directory
@@ -392,7 +392,7 @@ def figures_lack(launched: Launched) -> str | None:
 
 def _end(stored: StoredRun, context: RunContext) -> Launched:
     if stored.run.status == "running":
-        context.say(f"run {stored.run_id} was interrupted: making sure that nothing of it is still running")
+        context.say(f"run {stored.run_id} was interrupted; checking that none of its processes are left")
         return stop(stored, context, _GRACE_S)
     plan, directory = stored.require_plan(), stored.directory
     summary = stored.summary or summarise_run(directory, plan)
@@ -405,22 +405,22 @@ def _judge_by_time(launched: Launched, limit_s: float, context: RunContext) -> C
     if short is not None:
         context.say(f"repeating run {launched.run.run_id}: {short}")
         return _STOPPED
-    context.say(f"run {launched.run.run_id} trained for its {format_duration(limit_s)} and is valid")
+    context.say(f"run {launched.run.run_id} trained for the full {format_duration(limit_s)} and is valid")
     return judge_run(launched.run, in_time=True, lacks=figures_lack(launched))
 
 
 def _short_of(launched: Launched, limit_s: float) -> str | None:
     run = launched.run
     if run.status != "stopped":
-        return f"without its controller it ended as {run.status}"
+        return f"it lost its controller and ended as {run.status}"
     for node in run.nodes:
         if node.status.cause not in _FROM_OUTSIDE:
-            return f"{node.name}: it was not stopped there ({(node.status.cause or node.state).replace('_', ' ')})"
+            return f"it was not stopped on {node.name} ({(node.status.cause or node.state).replace('_', ' ')})"
         time_s = trained_s(parse_samples(launched.directory.sample_lines(node.node_rank)))
         if time_s is None:
-            return f"{node.name}: too few steps are stored to know how long it trained"
+            return f"too few steps of {node.name} are stored to know how long it trained"
         if time_s < limit_s:
-            return f"{node.name}: it trained for {format_duration(time_s)} of {format_duration(limit_s)}"
+            return f"{node.name} trained for only {format_duration(time_s)} of {format_duration(limit_s)}"
     return None
 
 

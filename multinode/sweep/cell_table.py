@@ -355,7 +355,7 @@ def _rule(summaries: Sequence[Summary]) -> str:
         _span(summary.steps - summary.steady_steps for summary in summaries),
         _span(summary.steps for summary in summaries),
     )
-    return f"the first steps of each run are warm-up, excluded: {dropped} of {made}"
+    return f"the first steps of each run are excluded as warm-up: {dropped} of {made}"
 
 
 def _span(counts: Iterable[int]) -> str:

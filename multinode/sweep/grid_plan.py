@@ -178,7 +178,7 @@ def parse_arguments(texts: Iterable[str]) -> tuple[dict[str, tuple[Any, ...]], d
                 f"--grid-arg {text}: {values[twice]!r} is given twice", hint="to measure cells again, use --repeats"
             )
         if len(values) > 1 and is_secret(name):
-            raise JobError(f"--grid-arg {argument}: a secret cannot be an axis, as it would be shown in every table")
+            raise JobError(f"--grid-arg {argument}: a secret cannot be an axis, because every table would show it")
         axes[name], written[name] = tuple(map(_plain_number, values)), argument
     return axes, written
 
@@ -210,7 +210,7 @@ def _parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
         raise JobError(f"--grid {text}: {values[twice]!r} is given twice", hint="to measure cells again, use --repeats")
     if key in _OURS and len(values) > 1:
         raise JobError(
-            f"--grid {text}: the length of a cell cannot be an axis",
+            f"--grid {text}: the length of a run cannot be an axis",
             hint=(f"use {_OURS[key]} or --minutes for all cells"),
         )
     return key, values
@@ -229,7 +229,7 @@ def _require_sense(key: str, values: Sequence[Any]) -> None:
         )
     if len(values) > 1 and is_secret(key):
         raise JobError(
-            (f"--grid {key}: a secret cannot be an axis, as it would be shown in every table"), hint="give it one value"
+            (f"--grid {key}: a secret cannot be an axis, because every table would show it"), hint="give it one value"
         )
 
 

@@ -299,7 +299,7 @@ def _notes(read: ImportedTable) -> Iterator[Finding]:
         yield LABEL_COLUMNS.found(None, names=", ".join(read.labels))
 
 
-_RULE = "Figures come from the imported table where it has them; the others are calculated from these, or are missing."
+_RULE = "Figures that the imported table lacks are calculated from those it has, or are missing."
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):

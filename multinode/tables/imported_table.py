@@ -161,7 +161,7 @@ def make_table(form: Form, extras: Extras) -> ImportedTable:
     if skips and not any(row.is_measured for row in rows):
         skipped = ", ".join(map(_shown, titles.ignored)) or "unknown columns"
         raise TableError(
-            f"nothing measured is left without {skipped}", None, "say what one of them is: --column 'TITLE=samples/s'"
+            f"without {skipped}, the table has no measured column", None, "map one of them: --column 'TITLE=samples/s'"
         )
     return ImportedTable(rows=tuple(rows), ignored=tuple(titles.ignored), labels=tuple(titles.labels))
 

@@ -64,9 +64,8 @@ class SlurmTransport(Transport):
     def why_no_detach(cls) -> UsageError:
         """A step ends with all of its processes."""
         return UsageError(
-            "--detach: Slurm ends processes that a step leaves behind, so a run in an allocation needs its "
-            "controller there",
-            hint="run both in a Slurm batch job: multinode submit -N2 -- launch ...",
+            "--detach does not work in an allocation: Slurm kills all processes of a job step when the step ends",
+            hint="run the controller in a batch job: multinode submit -N2 -- launch ...",
         )
 
     def __init__(self, *, client_end_s: float = 10.0) -> None:

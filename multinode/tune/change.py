@@ -24,7 +24,7 @@ def changed_launch(launch: Launch, change: Change, today: Layout) -> Launch:
     cluster, job = launch.cluster, launch.job
     nodes = change.nodes or today.nodes
     if nodes > len(cluster.nodes):
-        raise UsageError(f"{nodes} nodes are requested; the hostfile has {len(cluster.nodes)}")
+        raise UsageError(f"{nodes} nodes are requested, but the hostfile has {len(cluster.nodes)}")
     workers_per_node = change.workers_per_node or launch.workers_per_node
     workers = (workers_per_node,) * nodes if workers_per_node else today.on(nodes).counts
     cluster, launch = with_workers(cluster.first(nodes), launch, workers)
@@ -32,8 +32,8 @@ def changed_launch(launch: Launch, change: Change, today: Layout) -> Launch:
         job = _whole_rounds(fit_batch(changed_job(job.training, change), sum(workers)), change)
     elif change.overrides or change.deepspeed or change.env:
         raise UsageError(
-            "the settings of a script cannot be changed",
-            hint="give it: multinode tune --judge speed --from RUN train.yaml",
+            "multinode cannot change the settings of a script",
+            hint="name a YAML job: multinode tune --judge speed --from RUN train.yaml",
         )
     # On one node the gradients pass no network.
     kept = launch.levers.beside(change.levers) if nodes != 1 else NONE

@@ -80,7 +80,9 @@ class TuneInput(TrainingInput, frozen=True, kw_only=True):
         """What is tuned, and how it is judged."""
         by_loss = self.judge == "loss"
         if by_loss and self.steps is not None and self.steps < _LEAST_STEPS:
-            raise UsageError(f"--steps {self.steps}: a loss needs {_LEAST_STEPS} steps or more", hint="--steps 64")
+            raise UsageError(
+                f"--steps {self.steps}: --judge loss needs at least {_LEAST_STEPS} steps", hint="--steps 64"
+            )
         output = Path(self.output) if self.output is not None else None
         if output is not None:
             require_directory(output.parent)
@@ -138,6 +140,6 @@ def _require_measured(launch: Launch, today: TrainingState) -> None:
     ]
     if differing:
         raise UsageError(
-            f"this is not the measured job: {'; '.join(differing)}",
-            hint=f"without a JOB the stored job is used; or measure this one first: {CONTRAST}",
+            f"this job differs from the measured one: {'; '.join(differing)}",
+            hint=f"omit JOB to use the stored job, or measure this job first: {CONTRAST}",
         )

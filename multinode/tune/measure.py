@@ -213,7 +213,7 @@ class _Tuner:
 
     def _require(self, baseline: CellRecord) -> None:
         if not baseline.run_ids:
-            reason = message_of(baseline.why) or "its run did not fit the budget"
+            reason = message_of(baseline.why) or "its run would have exceeded the budget"
             raise RunFailed(
                 f"the unchanged training has no figures: {reason}",
                 hint=f"all results are in {self._directory.path}",
@@ -230,7 +230,7 @@ class _Tuner:
         cells = tuple(CellRecord(cell=_cell(candidate)) for candidate in listed)
         self._series.keep(msgspec.structs.replace(record, cells=(*record.cells, *cells)))
         names_listed = ", ".join(candidate.name for candidate in listed) or "no change"
-        self._context.say(f"to be tried, in addition to one node: {names_listed}")
+        self._context.say(f"changes to try, besides one node: {names_listed}")
 
     def _run(self, may_begin: Callable[[Turn], bool]) -> None:
         record = self._series.record
@@ -296,7 +296,9 @@ def _conclude(request: TuningRequest, directory: RunDirectory, record: GridRecor
     winner = judged.row(judged.recommended)
     if winner is not None and (winner.candidate.label != BASELINE or winner.rates):
         path = request.output or directory.path / _WINNER
-        comment = f"By multinode tune {directory.run_id}: {winner.candidate.name}. multinode launch --with {path.name}"
+        comment = (
+            f"{winner.candidate.name}, from multinode tune {directory.run_id}. Use: multinode launch --with {path.name}"
+        )
         write_text(path, change_text(_whole_change(winner), comment))
         judged = msgspec.structs.replace(judged, file=str(path))
     directory.write(TUNING_FILE, judged)

@@ -160,11 +160,12 @@ def require_tunable(request: TuningRequest) -> None:
     """
     if len(request.launch.cluster.nodes) == 1:
         raise UsageError(
-            "tune compares several nodes with one; there is only one", hint="use a hostfile with two nodes"
+            "tune compares several nodes with one, but there is only one node",
+            hint="use a hostfile with two or more nodes",
         )
     if request.layout is not None and request.layout.nodes == 1:
         raise UsageError(
-            f"{', '.join(request.sources)}: the measured training runs on one node",
+            f"{', '.join(request.sources)}: the measured training ran on one node",
             hint="name a run on several nodes, or leave out --from",
         )
     samples_of(request, Layout(nodes=1))
@@ -225,7 +226,7 @@ def job_of(request: TuningRequest) -> Job:
     job = request.launch.job
     if isinstance(job, Benchmark) or (request.judge == "loss" and job.training is None):
         raise UsageError(
-            "tune sets the seed, steps and evaluations of a training through its keys; this job is a script",
+            "tune sets the seed, steps and evaluations in a YAML job, but this job is a script",
             hint="judge a script by its speed: --judge speed",
         )
     return job

@@ -23,9 +23,9 @@ from multinode.units import UNKNOWN, format_count, format_duration, format_sig, 
 _LEFT_OUT = {
     "memory": "does not fit on the GPUs",
     "little": f"predicted to gain less than {SOONER:.0%}",
-    "slower": "predicted slower than one node, even allowing for the prediction error",
-    "late": "predicted to reach the loss later than one node, or hardly before the unchanged training, even if "
-    "averaging saves as many steps as it ever did",
+    "slower": "predicted to be slower than one node, even allowing for the prediction error",
+    "late": "predicted to reach the loss later than one node, or hardly before the unchanged training, even with the "
+    "largest saving of steps that averaging has shown",
     "more": "others are predicted to be better; try more with --candidates",
 }
 
@@ -41,7 +41,7 @@ def left_out_words(left_out: Sequence[LeftOut]) -> tuple[str, ...]:
 
 def loss_words(tuning: Tuning) -> str:
     """What the losses of its table are of."""
-    samples = "the samples of its row" if _samples_differ(tuning) else f"{tuning.samples or 0:,} samples"
+    samples = "the number of samples in its row" if _samples_differ(tuning) else f"{tuning.samples or 0:,} samples"
     if tuning.loss_of == "held-out":
         return (
             f"on held-out data, after {samples}; for methods that average between nodes, the loss of the "
@@ -49,8 +49,8 @@ def loss_words(tuning: Tuning) -> str:
         )
     if tuning.loss_of == "training":
         return (
-            f"logged training loss, mean of the last part of {samples}; with averaging between "
-            "nodes, of parameters between two averages"
+            f"logged training loss, averaged over the last part of {samples}; with averaging between "
+            "nodes, the parameters are between two averages"
         )
     return "not recorded in every run"
 
@@ -254,7 +254,10 @@ def _legend(tuning: Tuning) -> Iterator[str]:
         noise = " and by more than the noise" if seeds > 1 else ""
         yield f"worse: the loss is higher by more than {SAME_LOSS:.1%}{noise}; such a change is never recommended"
     if any(row.candidate.samples_ratio > 1 for row in tuning.rows):
-        yield "samples: runs that average between nodes are longer, by what DDP's loss took at most in a benchmark"
+        yield (
+            "samples: with averaging between nodes, a run gets the most samples that a benchmark needed to reach DDP's "
+            "loss"
+        )
     if seeds > 1:
         yield (
             f"{seeds} seeds, interleaved; with each seed, all changes see the same data in the same order; "
@@ -276,11 +279,11 @@ def _rows(tuning: Tuning) -> Iterator[tuple[str, str]]:
     if why:
         yield "Why", why
     for number, row in enumerate(row for row in tuning.rows if row.needs_steps is not None):
-        words = f"if its gap keeps closing, its loss is as good after about {row.needs_steps} steps"
+        words = f"if the gap keeps closing, its loss will be as good after about {row.needs_steps} steps"
         yield _label(number, "Steps"), f"{row.candidate.name}: {words} (--steps {row.needs_steps})"
     ends = [row.candidate.name for row in tuning.rows if _is_at_an_end(row)]
     if ends:
-        words = "the best is at the end of the tried learning rates; others may be better: --learning-rates"
+        words = "the best learning rate is the lowest or highest tried; others may be better: --learning-rates"
         yield "Rates", f"{', '.join(ends)}: {words}"
     for row in tuning.rows:
         if row.why is not None:

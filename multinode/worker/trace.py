@@ -125,7 +125,7 @@ class Tracer:
 
     def _start(self) -> None:
         if self._left is not None and self._left - self._ended < _LEAST_STEPS:
-            raise _NoTrace("the training is too short for a window: %d steps" % self._left)
+            raise _NoTrace("the training is too short for a trace: it has %d steps" % self._left)
         torch = self._torch()
         if not torch.autograd.kineto_available():
             raise _NoTrace("this torch was built without its profiler (Kineto)")

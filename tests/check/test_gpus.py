@@ -64,7 +64,7 @@ def collective(backend: str) -> CollectiveTest:
 
 
 BARE = but(inspection(), "b", gpus=Unknown("nvidia-smi not found"))
-BROKEN = but(well(), "b", gpus=Unknown("nvidia-smi ended with code 18: driver/library mismatch"))
+BROKEN = but(well(), "b", gpus=Unknown("nvidia-smi exited with code 18: driver/library mismatch"))
 UNEQUAL = but(well(), "b", gpus=gpus(0))
 GROUPED = replace(
     UNEQUAL,

@@ -114,7 +114,7 @@ def test_after_few_steps_it_is_told_that_a_run_is_looked_at_again_and_then_it_is
     few = keep_running(tmp_path, SLOW)
     with watch(followed.context, "stop"):
         followed.until()
-        assert followed.said == ["one node is faster by 10 measured steps: checking again after 120"]
+        assert followed.said == ["after 10 measured steps, one node is faster; checking again after 120"]
         for rank, every in lines.items():
             few.append_samples(rank, "ranks.jsonl", b"".join(every[len(list(few.sample_lines(rank))) :]))
         followed.context.observe(at(124))
@@ -162,7 +162,8 @@ def test_a_verdict_that_fails_is_told_once_and_does_not_reach_the_run(followed: 
         followed.until(noted=False)
         followed.context.observe(at(16))
     assert len(followed.said) == 1
-    assert followed.said[0].startswith("no early verdict; the run is still running: ")
+    assert followed.said[0].startswith("no early verdict: ")
+    assert followed.said[0].endswith("; the run is still running")
     assert (followed.seen[-1], followed.context.stop.count) == (at(16), 0)
 
 

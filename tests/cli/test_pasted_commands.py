@@ -237,7 +237,7 @@ def test_the_hostfile_of_a_command_is_the_hostfile(folder: Path) -> None:
     words = ["launch", "--dry-run", "--json", "--", "deepspeed", "--hostfile", "mine", "train.py"]
     result = CliRunner().invoke(build_app(), words)
     assert [node["place"]["node"] for node in json.loads(result.stdout)["nodes"]] == ["c"]
-    assert "the hostfile replaces: --hostfile mine" in result.stderr
+    assert "the hostfile overrides --hostfile mine" in result.stderr
 
 
 def test_another_interpreter_than_that_of_the_hostfile_is_refused(folder: Path) -> None:

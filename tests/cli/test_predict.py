@@ -144,7 +144,7 @@ def test_a_measured_stream_counts_over_the_rate_and_over_what_figures_tell() -> 
     ("ending", "wanted"),
     [
         ("md", "| nodes | link | workers |"),
-        ("csv", "\nforecast,break-even,2,efficiency 90%,,"),
+        ("csv", "\nforecast,break-even,2,90% scaling efficiency,,"),
         ("html", "<h2>break-even</h2>"),
         ("json", '"schema": "multinode.predict/3"'),
     ],

@@ -163,7 +163,7 @@ def test_a_dry_run_tells_of_the_sweep_that_would_go_on(folder: Path) -> None:
     RunDirectory.create(folder / "runs", "r").write_bytes("summary.json", b"{}")
     (directory.path / GRID_FILE).write_text(json.dumps(record))
     result = run("sft.yaml", *METHODS, "--dry-run")
-    assert "sweep 20260101-000000-abcd has the same command" in result.stderr
+    assert "sweep 20260101-000000-abcd was started with the same command" in result.stderr
     assert "(measured)" in result.stdout.splitlines()[0]
     assert result.stdout.splitlines()[-1] == "4 cells: 3 runs to make"
 

@@ -179,8 +179,8 @@ def test_a_user_and_an_address_are_read_in_the_forms_of_other_launchers() -> Non
         ("172.20.20.20  worker0.lan worker0 w0 # rack 1", "write worker0.lan addr=172.20.20.20"),
         ("2001:db8::7 worker0 slots = 2", "write worker0 addr=2001:db8::7 slots=2"),
         ("worker0 172.20.20.20 8", "write worker0 addr=172.20.20.20 slots=8"),
-        ("127.0.0.1 localhost", "remove it: this address is every machine's own"),
-        ("::1 ip6-localhost ip6-loopback", "remove it: this address is every machine's own"),
+        ("127.0.0.1 localhost", "remove it: this address always means the local machine"),
+        ("::1 ip6-localhost ip6-loopback", "remove it: this address always means the local machine"),
         ("10.0.0.1 10.0.0.2", "write one node per line: 10.0.0.1, then 10.0.0.2"),
     ],
 )

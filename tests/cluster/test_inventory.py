@@ -75,7 +75,7 @@ def test_a_host_may_be_described_in_these_ways(host: str, variables: dict[str, s
         (["-oProxyCommand=x"], {}, "inv:-oProxyCommand=x: '-oProxyCommand=x' is not a node's name"),
         (["a,b"], {}, "inv:a,b: 'a,b' is not a node's name"),
         (["a\nb"], {}, "inv:a b: 'a\\nb' is not a node's name"),
-        ("n", {}, "inv: not an output of ansible-inventory --list: Expected `array`"),
+        ("n", {}, "inv is not output of ansible-inventory --list: Expected `array`"),
         ([], {}, "inv is an Ansible inventory, but it has no group 'g' with hosts"),
     ],
 )

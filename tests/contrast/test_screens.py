@@ -43,7 +43,7 @@ COMPARED = compare(
     mode="compare",
     why=Finding(message="run b compared with run a"),
     job="sft.yaml",
-    rule="all but the first 5",
+    rule="the first 5 of 30 steps are excluded as warm-up",
 )
 UNKNOWN = msgspec.structs.replace(
     CONTRAST,

@@ -71,7 +71,7 @@ def test_after_an_edit_of_one_file_that_one_is_sent_to_every_node(tmp_path: Path
     assert copy(tmp_path, first, "r1", said.append) == dict.fromkeys(
         "ab", SentCode(files=len(first.files), size_bytes=first.size_bytes)
     )
-    assert said[-1] == f"sent at most 21 files, {said[0].split(', ')[1]}, to a node"
+    assert said[-1] == f"sent at most 21 files ({said[0].partition('(')[2].partition(')')[0]}) per node"
     (source / "3.py").write_text("edited")
     edited = read_code(source, source)
     assert copy(tmp_path, edited, "r2") == dict.fromkeys("ab", SentCode(files=1, size_bytes=6))

@@ -70,9 +70,9 @@ def test_more_than_is_free_is_not_begun(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (("out", "gone", "log.txt"), "gone is not there; everything else was fetched"),
-        (("gone", "out", "lost/x", "log.txt"), "gone, lost/x are not there; everything else was fetched"),
-        (("gone",), "gone is not there"),
+        (("out", "gone", "log.txt"), "gone does not exist; everything else was fetched"),
+        (("gone", "out", "lost/x", "log.txt"), "gone, lost/x do not exist; everything else was fetched"),
+        (("gone",), "gone does not exist"),
     ],
 )
 def test_a_path_that_is_not_there_costs_none_of_the_others(

@@ -861,7 +861,7 @@ def test_of_a_worker_that_aborted_itself_the_exception_behind_it_is_told() -> No
         "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
         "  what():  [enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 2000 vs 1000.\n"
     )
-    aborted = msgspec.structs.replace(failure("rank 0 was ended by SIGABRT", log), signal="SIGABRT")
+    aborted = msgspec.structs.replace(failure("rank 0 was killed by SIGABRT", log), signal="SIGABRT")
     assert (classify(aborted).kind, classify(aborted).error_id) == ("desync", "gloo-length")
     silent = msgspec.structs.replace(aborted, log_tail="ModuleNotFoundError: No module named 'apex'\n")
     assert (classify(silent).kind, classify(silent).error_id) == ("crashed", None)

@@ -270,7 +270,7 @@ def test_a_target_that_fails_is_told_once_and_the_others_are_written() -> None:
         (("tensorboard",), "not an export target"),
         (("prometheus:metrics.txt",), ".prom"),
         (("mlflow:http://me:secret@example.com",), "MLFLOW_TRACKING_PASSWORD"),
-        (("metrics-port:99999",), "not a port"),
+        (("metrics-port:99999",), "not a valid port"),
         (("metrics-port:9400",), "--follow"),
         (("tensorboard:a", "csv:b", "--follow"), "one target"),
     ],

@@ -35,7 +35,7 @@ def test_a_copy_needs_room_everywhere_and_goes_on_where_it_was_killed(lab: Lab, 
     assert shell("node2", "fallocate -l 200M /root/full").returncode == 0
     full = command.run(*COPY)
     assert full.returncode == 1
-    assert "node2: 64 MiB would be written below /root, and " in full.stderr
+    assert "node2: the copy needs 64 MiB in /root, but only " in full.stderr
     assert [shell(node, "ls -A /root | grep model").stdout for node in ("node1", "node2")] == ["", ""]
     assert shell("node2", "rm /root/full").returncode == 0
 

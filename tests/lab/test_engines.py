@@ -304,9 +304,9 @@ def test_a_training_finds_its_interpreter_through_the_prelude(lab: Lab, command:
 @pytest.mark.parametrize(
     ("prelude", "said", "why"),
     [
-        ("source /no/such/activate train", "ended with exit code 1, and the job was not", "No such file or directory"),
-        thorough("exit 0", "ended with exit code 0, and the job was not started", ""),
-        thorough("if", "ended with exit code", "syntax error"),
+        ("source /no/such/activate train", "exited with code 1, so the job was not", "No such file or directory"),
+        thorough("exit 0", "exited with code 0, so the job was not started", ""),
+        thorough("if", "exited with code", "syntax error"),
         ("PATH=/nowhere", "the program only-here was not found", ""),
     ],
 )

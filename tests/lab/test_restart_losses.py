@@ -41,7 +41,7 @@ def test_sharded_steps_that_are_made_again_have_the_losses_of_the_first_time(com
     zero = ("--shard-copies", "0", "--set", f"deepspeed=configs/deepspeed/{config}.json")
     output = f"/var/tmp/made-again-{config}"
     said = assert_made_again(command, *training(output, 24, 8), *zero)
-    assert "copying 1 file, 12 B, of checkpoint-8 from node0 to node1" in said
+    assert "copying 1 file (12 B) of checkpoint-8 from node0 to node1" in said
     for rank in (0, 1):
         folder = on_node(f"node{rank}", f"{output}/checkpoint-8")
         assert (folder / "latest").read_text() == "global_step8"
@@ -70,7 +70,7 @@ def test_a_script_with_the_trainer_resumes_from_its_shards(command: Command) -> 
     options |= {"save_steps": 8, "logging_steps": 1, "report_to": "none", "use_cpu": "true"}
     words = tuple(word for name, value in options.items() for word in (f"--{name}", str(value)))
     said = assert_made_again(command, "--shard-copies", "0", "--", "tests/lab/train_saving.py", *words)
-    assert "copying 1 file, 12 B, of checkpoint-8 from node0 to node1" in said
+    assert "copying 1 file (12 B) of checkpoint-8 from node0 to node1" in said
     assert (on_node("node1", f"{output}/checkpoint-8") / "global_step8/mp_rank_00_model_states.pt").exists()
 
 

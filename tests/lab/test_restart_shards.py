@@ -109,7 +109,7 @@ def test_fetched_shards_of_all_nodes_become_one_file(command: Command, tmp_path:
         if zero
         else [f"{name}__{rank}_0.distcp" for name in ("optimizer_0/", model) for rank in (0, 1)]
     )
-    (convert,) = re.findall(r"parameters in one file: (.*) OUTPUT_DIR", done.stderr)
+    (convert,) = re.findall(r"merge the parameters into one file: (.*) OUTPUT_DIR", done.stderr)
     program, *words = convert.split()
     argv = [str(Path(sys.executable).with_name(program)), *words, str(tmp_path / "whole")]
     subprocess.run(argv, check=True, capture_output=True, timeout=RUN_DEADLINE_S)

@@ -68,7 +68,7 @@ def test_a_stopped_worker_is_named_while_it_hangs_and_the_run_goes_on_when_it_do
     assert stall["message"].startswith("rank 3 on node1 is stopped (state T) by SIGSTOP; the other 3 ")
     assert "on node1: kill -CONT " in stall["hint"]
     assert STALL_S <= stall["silent_s"] < STALL_S + 20
-    assert "stalled: no step and no log on any node for" in printed
+    assert "stalled: no new step or log line on any node for" in printed
     assert "the run has resumed" in printed
     document = document_in(printed)
     assert (document["status"], controller.returncode) == ("succeeded", 0)

@@ -139,7 +139,7 @@ def test_attach_of_an_ended_run_fetches_what_could_not_be_stored(command: Comman
     with command.running("attach", run_id) as attached:
         said, _ = attached.communicate(timeout=DEADLINE_S)
     assert attached.returncode == 0
-    assert "that could not be stored here" in said
+    assert "of missing records" in said
     expect_all(command, run_id)
     with command.running("attach", run_id) as attached:
         said, _ = attached.communicate(timeout=DEADLINE_S)

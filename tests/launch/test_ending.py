@@ -28,7 +28,7 @@ SUMMARY = make.summary(
     run_id=RUN.run_id,
     steps=6,
     steady_steps=2,
-    rule="the first 4 of 6 steps are warm-up, excluded",
+    rule="the first 4 of 6 steps are excluded as warm-up",
     step_time_ms=StepTimes(median=exactly(300.4), p95=320.0, cv=0.05),
     bottleneck=Bottleneck(kind="network", share=0.54, message="x"),
 )

@@ -92,7 +92,7 @@ def test_what_a_node_no_longer_has_stays_missing_and_is_told(directory: RunDirec
 
     said: list[str] = []
     assert attached(directory, play, said).run.missing_bytes == MISSING
-    assert any("a: its log and samples were not fetched to their end: no run r-0 here" in line for line in said)
+    assert any("a: its log and samples were fetched only in part: no run r-0 here" in line for line in said)
     assert directory.log_path(0).read_bytes() == STORED[0]
 
 
@@ -113,7 +113,7 @@ def test_a_node_that_was_lost_is_not_asked_and_the_disk_may_be_full_again(direct
     assert asked == ["a"]
     assert directory.sizes(0) == {"samples/rank-0.jsonl": len(STEP)}
     assert any(line.startswith("a: ") and "Is a directory" in line for line in said)
-    assert any(line.startswith("b: it was lost") for line in said)
+    assert any(line.startswith("b was lost or not started") for line in said)
 
 
 def test_a_request_to_stop_ends_the_fetching_and_what_is_missing_stays_recorded(directory: RunDirectory) -> None:
@@ -127,6 +127,6 @@ def test_a_request_to_stop_ends_the_fetching_and_what_is_missing_stays_recorded(
 
     said: list[str] = []
     assert attached(directory, play, said, stop).run.missing_bytes == MISSING
-    assert said == [f"{name}: its log and samples were not fetched to their end: interrupted" for name in "ab"]
+    assert said == [f"{name}: its log and samples were fetched only in part: interrupted" for name in "ab"]
     # It is asked for already, so no node is asked.
     assert attached(directory, lambda _: pytest.fail("a node was asked"), stop=stop).run.missing_bytes == MISSING

@@ -84,7 +84,7 @@ def variables(notice: Notice) -> dict[str, str]:
                 "failed_rank": "1",
                 "failure": "rank 1 is behind",
                 "failure_kind": "hang",
-                "text": f"run {RUN.run_id} hangs: no step and no log on any node for 5 min 00 s: rank 1 is behind",
+                "text": f"run {RUN.run_id} hangs: no new step or log line on any node for 5 min 00 s; rank 1 is behind",
             },
         ),
         (

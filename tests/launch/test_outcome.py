@@ -84,7 +84,7 @@ RESTARTED = msgspec.structs.replace(
             world_size=4,
             global_batch=16,
             last_step=57,
-            first_failure=Failure(node="b", node_rank=1, message="rank 2 was ended by SIGKILL", kind="killed"),
+            first_failure=Failure(node="b", node_rank=1, message="rank 2 was killed by SIGKILL", kind="killed"),
             lost_steps=17,
             lost_s=21.5,
         ),

@@ -96,7 +96,7 @@ def test_out_of_memory_is_restarted_when_that_is_asked_for() -> None:
         ({"fsdp": "full_shard", "fsdp_config": "{version: 2}"}, None),
         ({"fsdp": "full_shard", "fsdp_config": "{fsdp_version: 2}"}, None),
         ({"fsdp": "hybrid_shard", "fsdp_config": "{version: 2}"}, "which rank saves which shard"),
-        ({"fsdp": "full_shard", "fsdp_config": "fsdp.json"}, "its fsdp_config is a file"),
+        ({"fsdp": "full_shard", "fsdp_config": "fsdp.json"}, "its fsdp_config names a file"),
         ({"save_only_model": "true"}, "optimizer"),
         ({"save_strategy": "'no'"}, "saves no checkpoint"),
         ({"save_strategy": "no"}, "saves no checkpoint"),
@@ -266,8 +266,8 @@ def test_which_runs_can_go_on_without_a_node(
             job(),
             Start(nodes=2, workers=4, first_workers=6),
             (
-                "global batch 32 instead of 48: learning_rate stays at 5e-05, the schedule is that of the YAML; a step "
-                "has 2/3 of the samples"
+                "global batch 32 instead of 48: learning_rate stays at 5e-05, the schedule stays as in the YAML; a "
+                "step has 2/3 of the samples"
             ),
         ),
         (
@@ -279,8 +279,8 @@ def test_which_runs_can_go_on_without_a_node(
             job(),
             Start(nodes=1, workers=2, first_workers=3),
             (
-                "global batch 16 instead of 24: learning_rate stays at 5e-05, the schedule is that of the YAML; a step "
-                "has 2/3 of the samples"
+                "global batch 16 instead of 24: learning_rate stays at 5e-05, the schedule stays as in the YAML; a "
+                "step has 2/3 of the samples"
             ),
         ),
         (
@@ -358,7 +358,7 @@ def test_what_a_script_with_the_trainer_is_told(job: Job, start: Start, variable
         (script(), Engine(name="deepspeed"), "it is unknown which DeepSpeed checkpoint"),
         (script("--fsdp", "full_shard"), None, "it is unknown which checkpoint of FSDP 1"),
         (script("--fsdp", "full_shard", "--fsdp_config", '{"version": 2}'), None, Layout(library="FSDP")),
-        (script("--fsdp=full_shard", "--fsdp_config=fsdp.json"), None, "its fsdp_config is a file"),
+        (script("--fsdp=full_shard", "--fsdp_config=fsdp.json"), None, "its fsdp_config names a file"),
         (script(), accelerate_fsdp(fsdp_version=2), Layout(library="FSDP")),
     ],
 )

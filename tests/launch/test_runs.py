@@ -58,7 +58,7 @@ def test_a_record_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch
     monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
     listed = CliRunner().invoke(build_app(), ["runs", "--json"])
     assert [run["run_id"] for run in json.loads(listed.stdout)["runs"]] == ["a", "c"]
-    assert f"left out: {tmp_path}/b/run.json cannot be read" in listed.stderr
+    assert f"not listed: {tmp_path}/b/run.json cannot be read" in listed.stderr
 
 
 def test_no_odd_record_or_link_hides_the_good_runs_or_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_no_odd_record_or_link_hides_the_good_runs_or_blocks(tmp_path: Path, mon
     monkeypatch.setenv("MULTINODE_RUNS", str(tmp_path))
     listed = CliRunner().invoke(build_app(), ["runs", "--json"])
     assert [run["run_id"] for run in json.loads(listed.stdout)["runs"]] == ["good"]
-    assert listed.stderr.count("left out: ") == 2
+    assert listed.stderr.count("not listed: ") == 2
 
 
 def test_what_show_prints_holds_the_results_that_the_run_has_and_no_others(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def test_the_other_nodes_shards_are_put_beside_those_of_node_0(tmp_path: Path) -
     assert (tmp_path / "fetched" / FOLDER / SHARD).read_bytes() == b"ab"
     checkpoint = tmp_path / "fetched" / "checkpoint-8"
     assert said == [
-        f"fetched 1 file, 2 B, of {FOLDER} from b",
-        f"parameters in one file: python {checkpoint}/zero_to_fp32.py {checkpoint} OUTPUT_DIR",
+        f"fetched 1 file (2 B) of {FOLDER} from b",
+        f"merge the parameters into one file: python {checkpoint}/zero_to_fp32.py {checkpoint} OUTPUT_DIR",
     ]
 
 
@@ -75,8 +75,8 @@ def test_of_fsdp_only_the_parameters_are_converted(tmp_path: Path) -> None:
     assert nodes.asked == [("b", [f"out/checkpoint-8/{folder}/__1_0.distcp"]) for folder in folders]
     parameters = tmp_path / "fetched/checkpoint-8/pytorch_model_fsdp_0"
     assert said == [
-        *(f"fetched 1 file, 2 B, of checkpoint-8/{folder} from b" for folder in folders),
-        f"parameters in one file: accelerate merge-weights {parameters} OUTPUT_DIR",
+        *(f"fetched 1 file (2 B) of checkpoint-8/{folder} from b" for folder in folders),
+        f"merge the parameters into one file: accelerate merge-weights {parameters} OUTPUT_DIR",
     ]
 
 

@@ -160,7 +160,7 @@ def test_a_node_that_cannot_be_asked_leaves_the_run_lost_and_is_told(left: Store
     context.say = said.append
     run = stop(known, context, 0.1).run
     assert (run.status, [node.state for node in run.nodes]) == ("lost", ["ended", "lost"])
-    assert said == ["b: it may still be running there: no route"]
+    assert said == ["b: the run may still be running there: no route"]
     assert run.nodes[0].status.cause == "stopped"
 
 

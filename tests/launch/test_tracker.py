@@ -104,7 +104,7 @@ def test_a_run_that_is_taken_up_shows_what_its_log_said_last(tmp_path: Path) -> 
     [
         (Ended(state="ended", cause="exited", exit_code=0), "done", False),
         (Ended(state="ended", cause="exited", exit_code=3), "exit code 3", True),
-        (Ended(state="ended", cause="exited", signal="SIGSEGV"), "ended by SIGSEGV", True),
+        (Ended(state="ended", cause="exited", signal="SIGSEGV"), "killed by SIGSEGV", True),
         (Ended(state="ended", cause="stopped", signal="SIGTERM"), "stopped", True),
         (Ended(state="ended", cause="lease_expired", signal="SIGTERM"), "lease expired", True),
         (Ended(state="ended", cause="supervisor_lost"), "supervisor lost", True),
@@ -196,7 +196,7 @@ def test_giving_up_loses_whoever_has_not_ended(tracker: Tracker) -> None:
 
 
 def test_why_a_job_was_not_started_is_the_evidence_of_its_node(tracker: Tracker) -> None:
-    message = "the prelude ended with exit code 1, and the job was not started: false"
+    message = "the setup exited with code 1, so the job was not started: false"
     tell(tracker, Ended(state="ended", cause="not_started", exit_code=1, message=message))
     assert tracker.progress.nodes[1].message == "not started"
     evidence = tracker.evidence()[1]

@@ -142,7 +142,7 @@ def test_no_other_vendor_is_asked_where_nvidia_smi_is(node: LocalNode) -> None:
     program(node.home / "bin", "nvidia-smi", "#!/bin/sh\nexit 9\n")
     program(node.home / "bin", "npu-smi", f"#!/bin/sh\ntouch {node.home}/asked\n")
     facts = probe(node, env={"PATH": f"{node.home}/bin:/bin:/usr/bin"})
-    assert facts["gpus"]["reason"].startswith("nvidia-smi ended with code 9")
+    assert facts["gpus"]["reason"].startswith("nvidia-smi exited with code 9")
     assert not (node.home / "asked").exists()
 
 

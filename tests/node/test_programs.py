@@ -33,7 +33,7 @@ def test_an_answer_or_why_there_is_none_may_be_asked_for_twice() -> None:
     answered, failed = (Query(["sh", "-c", script], deadline_s=60.0) for script in ("echo yes", "echo no >&2; exit 3"))
     for _ in range(2):
         assert answered.answer() == "yes\n"
-        assert str(raised(QueryFailed, failed.answer)) == "sh ended with code 3: no"
+        assert str(raised(QueryFailed, failed.answer)) == "sh exited with code 3: no"
 
 
 def test_a_program_that_is_closed_is_gone_with_what_it_started() -> None:

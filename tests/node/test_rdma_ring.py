@@ -163,6 +163,6 @@ def test_a_program_that_fails_is_told_with_its_words_and_the_test_goes_on(fabric
         assert record["results"] == [
             {
                 "rdma_port": "mlx5_0:1",
-                "error": "ib_write_bw ended with code 1: Unable to find the Infiniband/RoCE device",
+                "error": "ib_write_bw exited with code 1: Unable to find the Infiniband/RoCE device",
             }
         ]

@@ -472,7 +472,7 @@ def test_a_faster_link_tells_what_to_buy_and_from_where_it_is_worth_it() -> None
     advice = advise(state())
     ten = named(advice, "a link of 10 Gbit/s")
     assert ten.change is None
-    assert ten.command == "NICs and a switch of 10 Gbit/s instead of 100 Mbit/s"
+    assert ten.command == "NICs and a switch with 10 Gbit/s instead of 100 Mbit/s"
     assert figures(ten)["break-even"]["break_even_gbit_per_s"] == pytest.approx(1.1, abs=0.05)
     assert not [one for one in advise(state(gbit_per_s=100)) if one.name.startswith("a link")]
 

@@ -77,7 +77,7 @@ SUMMARY = make.summary(
     world_size=RUN.world_size,
     steps=STEPS,
     steady_steps=35,
-    rule="the first 5 of 40 steps are warm-up, excluded",
+    rule="the first 5 of 40 steps are excluded as warm-up",
     step_time_ms=StepTimes(median=exactly(401.25), p95=433.5, cv=0.031),
     samples_per_s=39.87,
     tokens_per_s=exactly(20413.0),
@@ -101,13 +101,13 @@ SUMMARY = make.summary(
             busbw_gb_per_s=0.951,
             source="ddp span",
             alone=Alone(run_id="20260101-ff", busbw_gb_per_s=1.12),
-            findings=(Finding(message="in training 0.951 GB/s, alone 1.120 GB/s"),),
+            findings=(Finding(message="The training's all-reduces reach 0.951 GB/s busbw"),),
         ),
         calls=(
             SeenCall(op="all_reduce", ranks=4, nodes=2, backend="nccl", size_bytes=25e6, count=3.0, source="ddp"),
             SeenCall(op="all_reduce", ranks=4, nodes=2, backend="nccl", size_bytes=8.886e6, count=1.0, source="ddp"),
         ),
-        findings=(Finding(message="the NIC counts 0.6% of acknowledgements"),),
+        findings=(Finding(message="NIC counters match the expected traffic, within 1%"),),
     ),
     split=StepSplit(
         source="ddp",
@@ -123,7 +123,7 @@ SUMMARY = make.summary(
             for rank in range(4)
         ),
         comm_ms=204.0,
-        rule="exposed by DDP's counters",
+        rule="means over the 35 measured steps",
     ),
     bottleneck=Bottleneck(
         kind="network",
@@ -172,7 +172,9 @@ SUMMARY = make.summary(
     ),
     utilisation=Utilisation(
         model_tflops=51.2, hardware_tflops=68.1, mfu=0.3099, hfu=0.4122,
-        denominator="165.2 TFLOP/s per GPU, dense bf16 with fp32 accumulation (maker)", rule="4 x P + 3 x A",
+        denominator="165.2 TFLOP/s per GPU, dense bf16 with fp32 accumulation (maker)",
+        rule="4 x 7,504,924,672 matrix parameters (with the output layer, without the embedding) + 6 x 20,971,520 of "
+        "the adapter",
     ),
     trace=TraceView(
         workers=(
@@ -184,7 +186,7 @@ SUMMARY = make.summary(
         exposed_ms=118.0,
         overlap=0.407,
         busbw_gb_per_s=0.97,
-        findings=(Finding(message="agrees to 2%"),),
+        findings=(Finding(message="They agree within 2% of the step"),),
     ),
     dataset_samples=Unknown("the Trainer did not finish"),
 )  # fmt: skip

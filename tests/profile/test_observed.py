@@ -40,7 +40,7 @@ def test_where_the_profiler_slowed_all_they_all_count_and_that_is_said() -> None
     window = TraceSample(rank=0, first_step=3, last_step=9, file="rank-0.json.gz")
     found = of_two([*(step(0, n) for n in range(1, 11)), window], [step(1, n) for n in range(1, 11)])
     assert found.counted == tuple(range(4, 11))
-    assert "there are only steps 2 to 10, which the profiler slowed" in found.rule
+    assert "all others are steps 2 to 10, which the profiler slowed" in found.rule
 
 
 def test_a_window_that_failed_slows_nothing() -> None:

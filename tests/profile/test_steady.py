@@ -18,7 +18,7 @@ def test_five_steps_are_dropped_and_of_few_steps_a_third(total: int, dropped: in
 def test_slow_steps_after_the_fifth_are_dropped_until_one_is_not() -> None:
     steady = find_steady_state([900.0] * 5 + [200.0, 160.0, 149.0, 300.0] + [100.0] * 91)
     assert steady.first == 7
-    assert steady.rule == "the first 7 of 100 steps are warm-up, excluded"
+    assert steady.rule == "the first 7 of 100 steps are excluded as warm-up"
 
 
 def test_no_more_than_a_third_is_dropped_however_slow() -> None:

@@ -190,7 +190,9 @@ def test_a_step_with_more_waits_than_are_timed_is_told_as_such() -> None:
     split = split_of(changed(MadeUp(device="cuda", told_by="device").observed(), dropped))
     assert split.source is None
     reason = split_reasons(split)["exposed_ms"]
-    assert reason.startswith("step 6 of rank 0 had more waits than are timed: 16384 of its 20000 collectives were")
+    assert reason.startswith(
+        "step 6 of rank 0 had more waits than multinode times: 16384 of its 20000 collectives were timed"
+    )
 
 
 def test_without_any_source_a_gpu_has_no_exposed_communication_and_is_told_how_to_get_it() -> None:

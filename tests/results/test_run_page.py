@@ -91,8 +91,8 @@ def test_its_numbers_are_those_of_the_summary(page: str) -> None:
     assert ["box2", "ens1f0", "2.410", "2.530", "9.100", "10", "25.3%", "0/17", "0.02%"] in read.rows
     assert "exposed communication takes 120 of 401 ms per step (30%)" in read.text
     assert "check the fans of box2" in read.text
-    assert "the first 5 of 40 steps are warm-up, excluded" in read.text
-    assert "by each node's own clock" in read.text
+    assert "the first 5 of 40 steps are excluded as warm-up" in read.text
+    assert "according to each node's clock" in read.text
 
 
 def test_it_has_a_chart_of_each_kind_and_the_library_once(page: str) -> None:

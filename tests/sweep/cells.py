@@ -38,7 +38,7 @@ _FIXED_MS, _SAMPLE_MS = 60.0, 25.0
 _GRADIENTS_MS = {"lora": 34.0, "full": 410.0}
 _SLOWER = {"lora": 1.0, "full": 1.4}
 _MEMORY_GIB = {"lora": 9.5, "full": 15.25}
-_RULE = "the first 5 of 35 steps are warm-up, excluded"
+_RULE = "the first 5 of 35 steps are excluded as warm-up"
 
 
 def measured_cell(nodes: int, method: str, batch: int, **record: Any) -> MeasuredCell:

@@ -41,7 +41,7 @@ def test_a_sweep_s_table_has_a_row_a_cell_in_the_grid_s_order_whatever_became_of
     out = SWEEP.cells[6]
     assert (out.settings.method, out.settings.per_device_batch, out.world_size, out.global_batch) == ("full", 4, 2, 8)
     assert out.settings.lora_rank is None
-    assert SWEEP.rule == "the first 5 of 35 steps are warm-up, excluded"
+    assert SWEEP.rule == "the first 5 of 35 steps are excluded as warm-up"
     assert SWEEP.notes[0].message.startswith("The full run is 3 epochs of the dataset (1,100 samples)")
     assert msgspec.json.decode(msgspec.json.encode(SWEEP), type=CellTable) == SWEEP
 
@@ -51,12 +51,12 @@ def test_of_runs_with_other_numbers_of_steps_one_rule_tells_them_all() -> None:
     for batch, steps, steady_steps in ((1, 66, 61), (2, 28, 22)):
         cell = measured_cell(1, "lora", batch)
         (first, second) = cell.runs
-        rule = f"the first {steps - steady_steps} of {steps} steps are warm-up, excluded"
+        rule = f"the first {steps - steady_steps} of {steps} steps are excluded as warm-up"
         whole = first.require_summary()
         summary = msgspec.structs.replace(whole, steps=steps, steady_steps=steady_steps, rule=rule)
         run = run_of(summary)
         cells.append(msgspec.structs.replace(cell, runs=(run, second)))
-    assert swept(*cells).rule == "the first steps of each run are warm-up, excluded: 5 to 6 of 28 to 66"
+    assert swept(*cells).rule == "the first steps of each run are excluded as warm-up: 5 to 6 of 28 to 66"
 
 
 def test_a_sweep_that_has_measured_nothing_is_a_table_all_the_same() -> None:

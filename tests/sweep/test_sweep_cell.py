@@ -100,7 +100,7 @@ def test_a_run_that_had_run_out_of_memory_is_a_result(killed: Elsewhere) -> None
 def test_a_run_that_went_on_is_stopped_and_measured_under_another_name(killed: Elsewhere) -> None:
     run_id = leave(killed, 10.0, status="running")
     killed.sweep(ASKED)
-    assert f"run {run_id} was interrupted: making sure that nothing of it is still running" in killed.said
+    assert f"run {run_id} was interrupted; checking that none of its processes are left" in killed.said
     assert killed.order == ["1-node-batch2-try2", "1-node-batch4"]
     left = RunDirectory(killed.runs / run_id).read("run.json", Run)
     assert left is not None
@@ -121,16 +121,16 @@ def test_a_run_that_had_trained_for_its_time_is_taken(killed_by_time: Elsewhere,
     swept = killed_by_time.sweep(BY_TIME)
     assert swept.record.cells[1].run_ids == (run_id,)
     assert killed_by_time.order == ["1-node-batch4"]
-    assert f"run {run_id} trained for its 30.0 s and is valid" in killed_by_time.said
+    assert f"run {run_id} trained for the full 30.0 s and is valid" in killed_by_time.said
 
 
 @pytest.mark.parametrize(
     ("trained_s", "cause", "why"),
     [
-        (29, "lease_expired", "a: it trained for 29.0 s of 30.0 s"),
-        (1, "stopped", "a: too few steps are stored to know how long it trained"),
-        (40, "exited", "a: it was not stopped there (exited)"),
-        (40, "supervisor_lost", "a: it was not stopped there (supervisor lost)"),
+        (29, "lease_expired", "a trained for only 29.0 s of 30.0 s"),
+        (1, "stopped", "too few steps of a are stored to know how long it trained"),
+        (40, "exited", "it was not stopped on a (exited)"),
+        (40, "supervisor_lost", "it was not stopped on a (supervisor lost)"),
     ],
 )
 def test_a_run_of_which_that_is_not_known_is_made_again_and_why_is_said(

@@ -101,7 +101,7 @@ def test_every_cell_is_measured_and_nothing_stays_on_the_node(tmp_path: Path) ->
     for cell in swept.record.cells:
         summary = stored[cell.run_ids[0]].summary
         assert summary is not None
-        assert (summary.steps, summary.rule) == (20, "the first 5 of 20 steps are warm-up, excluded")
+        assert (summary.steps, summary.rule) == (20, "the first 5 of 20 steps are excluded as warm-up")
     assert here.left_on_node() == []
 
 
@@ -147,7 +147,7 @@ def test_a_cell_that_trained_for_its_time_while_its_controller_was_dead_is_not_t
     swept = here.sweep()
     name = swept.directory.name
     assert [cell.run_ids for cell in swept.record.cells] == [(f"{name}-1x1",), (f"{name}-1x2",)]
-    assert f"run {name}-1x2 trained for its 2.0 s and is valid" in here.said
+    assert f"run {name}-1x2 trained for the full 2.0 s and is valid" in here.said
     assert len(here.started.read_text().split()) == 2
     assert here.left_on_node() == []
 

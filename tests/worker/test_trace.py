@@ -207,7 +207,7 @@ FAILING = {
     "ended too early": (TORCH + "train(3)", "the training ended before a complete step was recorded"),
     "too short": (
         "from transformers.trainer import Trainer\nimport torch\nTrainer().train(steps, 0, 2)",
-        "the training is too short for a window: 2 steps",
+        "the training is too short for a trace: it has 2 steps",
     ),
     "no torch": ("for _ in range(9): steps.step('optimizer')", "torch was not imported"),
     "no Kineto": (

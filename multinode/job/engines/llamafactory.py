@@ -25,7 +25,7 @@ class _LlamaFactory(EngineKind):
             return None
         what = f"a {job.kind.title} training" if isinstance(job, TrainingJob) else "a script"
         return UsageError(
-            f"the llamafactory engine needs a YAML of LLaMA-Factory; this is {what}",
+            f"the llamafactory engine needs a LLaMA-Factory YAML; this is {what}",
             hint="use multinode launch train.yaml, or another --engine",
         )
 

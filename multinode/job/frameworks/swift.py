@@ -67,7 +67,7 @@ class _Swift(Framework):
         if secret is None:
             return None
         return UsageError(
-            f"{source}: {secret} would be readable on the nodes' command lines, as ms-swift takes its keys as options",
+            f"{source}: {secret} would be readable on the nodes' command lines, since ms-swift takes keys as options",
             hint="remove it, and give the token as a variable: --env MODELSCOPE_API_TOKEN, or --env HF_TOKEN",
         )
 

@@ -57,7 +57,7 @@ def run(request: Record, channel: Channel) -> None:
     except PeerError as error:
         raise AgentError(f"the data sent differ from the data announced: {error}") from error
     except (OSError, ValueError) as error:
-        raise AgentError(f"the code cannot be copied: {error}", hint="df -h ~; df -i ~") from error
+        raise AgentError(f"the code could not be stored: {error}", hint="df -h ~; df -i ~") from error
 
 
 def _receive(peer: Wire, place: str) -> None:
@@ -67,7 +67,7 @@ def _receive(peer: Wire, place: str) -> None:
         for block, digest, view, _ in receive_blocks(peer, target, lambda: buffer):
             target.write(block, digest, view)
         if not all(target.has):
-            raise PeerError("it sent less than it has")
+            raise PeerError("it sent less data than it has")
         target.finish(delete=False)
     peer.send(wire.COPIED)
     forget(time.time() - _UNUSED_S)
@@ -83,7 +83,7 @@ class _CodeTarget(CopyTarget):
 
     def __init__(self, manifest: Manifest, place: str) -> None:
         if len(manifest.roots) != 1 or manifest.roots[0] is None:
-            raise AgentError("refused: the manifest is not that of one directory")
+            raise AgentError("refused: the manifest does not describe exactly one directory")
         super().__init__(manifest, [os.path.join(place, TREE)])
         self._place = place
         self._is_made = False
@@ -187,12 +187,12 @@ def _require_room(folder: str, size_bytes: int) -> None:
     volume = os.statvfs(folder)
     free = volume.f_bavail * volume.f_frsize
     if size_bytes > free:
-        raise AgentError(f"the code takes {size_bytes >> 20} MiB, and {free >> 20} MiB are free", hint="df -h ~")
+        raise AgentError(f"the code needs {size_bytes >> 20} MiB, but only {free >> 20} MiB are free", hint="df -h ~")
 
 
 def _is_made(place: str, digest: str) -> bool:
     """Whether the run's tree is complete; raises AgentError if it holds other code."""
     manifest: Optional[Record] = read_tree_manifest(place)
     if manifest is not None and manifest["digest"] != digest:
-        raise AgentError(f"{place} holds code other than this run's", hint=f"rm -r {place}")
+        raise AgentError(f"{place} holds different code from this run's", hint=f"rm -r {place}")
     return manifest is not None

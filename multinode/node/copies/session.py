@@ -50,7 +50,7 @@ def look(request: Record, channel: Channel) -> None:
 def _look(path: str, cwd: Optional[str], home: str) -> Record:
     expanded = os.path.expanduser(path)
     if cwd is None and not os.path.isabs(expanded):
-        return {"path": path, "refused": "the directory of the job is not there"}
+        return {"path": path, "refused": "the job's directory does not exist"}
     full = os.path.abspath(os.path.join(cwd or "/", expanded))
     look: Record = {"path": path, "full": full, "exists": os.path.exists(full)}
     # A copy of it would include the home directory, with all of its keys.
@@ -311,7 +311,7 @@ class Session:
         full.put(None)
         self._await(lambda: self._has_kept)
         if not all(target.has):
-            raise PeerError("it sent less than it has")
+            raise PeerError("it sent less data than it has")
 
     def _take(self, queued: queue.Queue[Any], peer: Wire) -> Any:
         """Wait for the next item of a queue; the peer gets pings meanwhile."""

@@ -293,7 +293,7 @@ class CopyTarget(Store):
         except OSError as error:
             raise AgentError(
                 f"another copy is writing {place.final}, here or on a node that shares its file system",
-                hint="wait until it ends; a file system that nodes share needs only one copy",
+                hint="wait until it ends; a file system that nodes share needs only one copy of the data",
             ) from error
         self._locked.add(place)
 

@@ -67,7 +67,7 @@ class StackReader:
     def ask(self, process: Process, state: str) -> None:
         """Ask a process for its stacks, unless it is stopped or has ended."""
         if state in _HELD:
-            self._missing[process.pid] = f"{_HELD[state]}, so it returns none"
+            self._missing[process.pid] = f"{_HELD[state]}, so it returns no stacks"
             return
         mark = self._marks.get(process.pid)
         if mark is not None and mark.start_ticks == process.start_ticks and _catches(process.pid, mark.number):
@@ -95,7 +95,7 @@ class StackReader:
                 os.truncate(path, 0)
                 size = 0
         except OSError as error:
-            self._missing[process.pid] = f"their file is missing: {error.strerror}"
+            self._missing[process.pid] = f"the file for its stacks is missing: {error.strerror}"
             return
         self._asked[process.pid] = (path, size)
         process.send(mark.number)

@@ -35,7 +35,7 @@ def run(request: Record, channel: Channel) -> None:
         raise AgentError(
             f"run {run_dir.run_id} was started on {machine}; this machine, {os.uname().nodename}, has only its "
             "directory and cannot see its processes",
-            hint="use the node that is that machine; if it no longer exists: rm -r " + run_dir.path,
+            hint="name that machine as the node; if it no longer exists: rm -r " + run_dir.path,
         )
     Follower(run_dir, request, channel).follow()
 

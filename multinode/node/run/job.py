@@ -95,7 +95,7 @@ def become_job() -> NoReturn:
         os.umask(umask)
         _execute(job)
     except (AgentError, OSError) as error:
-        trouble = f"{error.message} after the setup" if isinstance(error, AgentError) else str(error)
+        trouble = f"after the setup, {error.message}" if isinstance(error, AgentError) else str(error)
         hint = f": {error.hint}" if isinstance(error, AgentError) and error.hint else ""
         run.write(_PRELUDE_FILE, {"schema": 1, "trouble": trouble + hint})
         sys.stderr.write(f"multinode: {trouble}{hint}\n")
@@ -111,7 +111,7 @@ def prelude_trouble(request: Record, run: RunDir, how: str) -> Optional[str]:
         return None
     prelude = run.read(_PRELUDE_FILE)
     if prelude is None:
-        return f"the setup {how}, and the job was not started"
+        return f"the setup {how}, so the job was not started"
     trouble: Optional[str] = prelude["trouble"]
     return trouble
 

@@ -180,7 +180,7 @@ def fetch(request: Record, channel: Channel) -> None:
     if missing:
         others = "; everything else was fetched" if len(missing) < len(starts) else ""
         raise AgentError(
-            f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not there{others}",
+            f"{', '.join(missing)} {'does' if len(missing) == 1 else 'do'} not exist{others}",
             hint=f"looked for {', '.join(starts[path] for path in missing)}",
         )
     channel.emit({"kind": "fetched"})

@@ -122,7 +122,7 @@ def note_exit(status: Record, wait_status: int) -> None:
 
 def describe_exit(status: Record) -> str:
     """How the job ended, as the end of a sentence."""
-    return f"was ended by {status['signal']}" if status["signal"] else f"ended with exit code {status['exit_code']}"
+    return f"was killed by {status['signal']}" if status["signal"] else f"exited with code {status['exit_code']}"
 
 
 def signal_name(number: int) -> str:

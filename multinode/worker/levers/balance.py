@@ -32,8 +32,8 @@ VARIABLE = "MULTINODE_BALANCE"
 """Environment variable with the fields of BalanceSettings in JSON."""
 
 _MOST_WORDS = 500
-_NO_LOADER = "no DataLoader over a DistributedSampler, and none of accelerate, was read before it"
-_ELSEWHERE = "another worker cannot be balanced, and says why"
+_NO_LOADER = "no DataLoader with a DistributedSampler or of accelerate was read before the first backward pass"
+_ELSEWHERE = "another worker cannot be balanced; its log says why"
 
 
 class BalanceError(RuntimeError):
@@ -350,7 +350,7 @@ class BatchBalance:
             return
         self._has_told = True
         message = (
-            "%s changes nothing: each worker gets %d samples of a step; larger micro-batches can be split further"
+            "%s changes nothing: each worker gets %d samples per step; only larger micro-batches could be split further"
             % (
                 self.settings.option,
                 samples,
