@@ -184,7 +184,7 @@ def test_a_price_without_a_currency_that_gets_the_file_s_is_noted() -> None:
 
     own = msgspec.structs.replace(MEASURED, price_per_hour=2.8)
     assert len(notes(own)) == 1
-    assert notes(own)[0].endswith("are assumed to be in EUR.")
+    assert notes(own)[0].endswith("are taken to be in EUR.")
     assert notes(MEASURED) == notes(msgspec.structs.replace(own, currency="EUR")) == []
 
 

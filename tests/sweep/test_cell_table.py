@@ -42,7 +42,7 @@ def test_a_sweep_s_table_has_a_row_a_cell_in_the_grid_s_order_whatever_became_of
     assert (out.settings.method, out.settings.per_device_batch, out.world_size, out.global_batch) == ("full", 4, 2, 8)
     assert out.settings.lora_rank is None
     assert SWEEP.rule == "the first 5 of 35 steps are excluded as warm-up"
-    assert SWEEP.notes[0].message.startswith("The full run is 3 epochs of the dataset (1,100 samples)")
+    assert SWEEP.notes[0].message.startswith("The full run has 3 epochs of the dataset (1,100 samples)")
     assert msgspec.json.decode(msgspec.json.encode(SWEEP), type=CellTable) == SWEEP
 
 
@@ -104,7 +104,7 @@ def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
         ]
     )
     assert [note.message for note in found.notes[:2]] == ["s1: its own", both]
-    assert sum(note.message.startswith("Batch: per_device_train_batch_size") for note in found.notes) == 1
+    assert sum(note.message.startswith("Batch is per_device_train_batch_size") for note in found.notes) == 1
     assert combined([found]) == found
     assert sum("measured elsewhere" in note.message for note in found.notes) == 1
     assert table(row("a")) == combine([table(row("a"))])
