@@ -48,7 +48,7 @@ def test_a_speed_is_that_of_the_median_and_stands_beside_the_data_sheet() -> Non
     assert (bus.unit, reason_of(bus.peak).split(":")[1]) == ("GB/s", " no data sheet lists it")
     assert matmul.together is None
     assert found.phases == ("alone",)
-    assert verdict(found) == ("1 device measured, no peer",)
+    assert verdict(found) == ("1 device measured, but there is no peer to compare with",)
 
 
 @pytest.mark.parametrize(
