@@ -48,7 +48,7 @@ def test_a_speed_is_that_of_the_median_and_stands_beside_the_data_sheet() -> Non
     assert (bus.unit, reason_of(bus.peak).split(":")[1]) == ("GB/s", " no data sheet lists it")
     assert matmul.together is None
     assert found.phases == ("alone",)
-    assert verdict(found) == ("1 device measured, no peer",)
+    assert verdict(found) == ("1 device measured, but there is no peer to compare with",)
 
 
 @pytest.mark.parametrize(
@@ -217,10 +217,8 @@ def test_a_drop_of_all_together_is_told_with_what_differs_from_alone() -> None:
     assert (drop.nodes, drop.cause) == (("node0", "node1"), "gpu_heat")
     assert drop.ratio == pytest.approx(0.75, rel=1e-3)
     assert drop.text.startswith(
-        (
-            "node0 and node1 drop to 75% of the single-worker speed when all workers run at once; likely because "
-            "heat throttled a GPU of"
-        )
+        "node0 and node1 drop to 75% of the single-worker speed when all workers run at once; likely because "
+        "heat throttled a GPU of"
     )
     assert found.phases == ("alone", "together")
 

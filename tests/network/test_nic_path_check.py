@@ -165,8 +165,10 @@ def test_bytes_that_no_counter_saw_are_told() -> None:
     proof = proved([sample(0, unseen), sample(1, unseen)])
     assert proof.ok is None
     assert told(proof) == (
-        "node0 and node1 should have sent 16.0 MiB per iteration (all_reduce of 16 MiB), but no counter shows this "
-        "traffic.",
+        (
+            "node0 and node1 should have sent 16.0 MiB per iteration (all_reduce of 16 MiB), but no counter shows this "
+            "traffic."
+        ),
     )
 
 

@@ -93,8 +93,8 @@ def test_an_overlap_that_nobody_measured_is_guessed_from_the_buckets_and_doubted
     assert found.parts.exposed_ms == pytest.approx(G / 125e3 - 75, rel=1e-3)
     assert relative_width(found) > 0.3
     assert (
-        "the overlap with compute was not measured; the range covers everything from no overlap to the largest possible "
-        "overlap"
+        "the overlap with compute was not measured; the range covers everything from no overlap to the largest "
+        "possible overlap"
     ) in whys(found)
     # What was measured is of other buckets as well.
     known = changed(CALIBRATION, costs=StepCosts(compute_ms=166, hideable_share=100 / 166, overlap=0.2))

@@ -45,7 +45,7 @@ def test_over_rdma_the_sentence_is_that_of_predict() -> None:
     alone, fast, slow = rows(RDMA)
     assert (words(alone), words(fast)) == ("", "")
     assert words(slow).startswith(
-        ("4.4x slower than 3,200 Gbit/s over RDMA allows; the measured speed corresponds to a link of about ")
+        "4.4x slower than 3,200 Gbit/s over RDMA allows; the measured speed corresponds to a link of about "
     )
     assert words(slow).endswith("Check whether NCCL uses RDMA on every NIC: multinode nccl-test")
     same = PublishedBenchmarks(
