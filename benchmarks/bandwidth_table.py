@@ -93,25 +93,25 @@ _HEADER = f"""\
 
 Predictions for **two nodes with {_GPUS} GPUs of {_TFLOPS:.0f} TFLOP/s each** (an RTX 4090 at 40% of its peak), in bf16,
 with {_SAMPLES} sequences of {_SEQUENCE_TOKENS} tokens per GPU and micro-batch, and accumulation {_ACCUMULATION}. For
-other models, nodes and batches, use `multinode predict`. `multinode advise` says whether a row fits in memory.
+other models, nodes and batches, use `multinode predict`. To see whether a row fits in memory, use `multinode advise`.
 
-- *sent* passes each node's NIC in an optimizer step, in one direction.
-- The percentages are the efficiency of two nodes, with the range of the prediction. At 100% two nodes are twice as fast
-  as one; below 50% they are slower than one.
-- *break-even* is the link above which two nodes are faster than one, *90%* the one with 90% efficiency, both over TCP,
-  which rarely carries more than 3 to 5 GB/s. `-`: no link is enough over TCP.
+- *sent* is the traffic that each node's NIC sends in an optimizer step.
+- The percentages are the efficiency of two nodes, with the range of the prediction. At 100%, two nodes are twice as
+  fast as one; below 50%, they are slower than one.
+- *break-even* is the link rate above which two nodes are faster than one. *90%* is the link rate for 90% efficiency.
+  Both are for TCP, which rarely carries more than 3 to 5 GB/s. `-` means that no link rate is enough with TCP.
 
-What compression and averaging less often change of it:
-[the last table](#full-fine-tuning-under-ddp-with-less-communication).
+[The last table](#full-fine-tuning-under-ddp-with-less-communication) shows the effect of compression and of less
+frequent averaging.
 
-The required rate grows with the speed of the GPUs: GPUs twice as fast need twice the link rate. With DDP, twice the
-accumulation halves the required rate. ZeRO-2, ZeRO-3 and FSDP send in every micro-batch, so accumulation changes
-nothing. Longer sequences and larger micro-batches lower the rate, as they lengthen the step.
+GPUs that are twice as fast need twice the link rate. With DDP, twice the accumulation halves the required rate. ZeRO-2,
+ZeRO-3 and FSDP communicate in every micro-batch, so accumulation does not reduce the required rate. Longer sequences
+and larger micro-batches reduce it, because the step takes longer.
 
-{{error}} Predictions held against trainings that were measured are in [benchmarks](../../benchmarks/README.md).
+{{error}} For a comparison of predictions with measured trainings, see [benchmarks](../../benchmarks/README.md).
 
-Your own training, with its own figures: `multinode nccl-test`, `multinode contrast train.yaml`, then
-`multinode predict last --link 1,10,25,100`. Why strategies differ so much:
+To predict your own training, run `multinode nccl-test`, `multinode contrast train.yaml`, and then
+`multinode predict last --link 1,10,25,100`. To see why strategies differ so much, read
 [the cost model](../explanation/cost-model.md).
 """
 
@@ -138,10 +138,10 @@ _WITH_LEVERS = frozenset({"Qwen2.5-0.5B", "Qwen2.5-7B", "Qwen2.5-72B"})
 _LEVERS_HEADER = """
 ## Full fine-tuning under DDP, with less communication
 
-With options of `multinode launch`: `--grad-compress` and `--average`. *sent* is the mean over the steps
-of a round. Efficiency is in samples/s. All of these except rounded gradients are other algorithms, whose loss may be
-worse ([what each changes](../adr/0038-levers-are-judged-by-the-time-to-a-loss.md)). `multinode tune` measures whether
-one pays in your training ([how to](../how-to/train-over-slow-ethernet.md)).
+This table shows the options `--grad-compress` and `--average` of `multinode launch`. *sent* is the mean over the steps
+of a round. Efficiency is in samples/s. All of these options except rounded gradients are different algorithms, whose
+loss may be worse ([what each one changes](../adr/0038-levers-are-judged-by-the-time-to-a-loss.md)). To measure whether
+an option pays off in your training, use `multinode tune` ([how to](../how-to/train-over-slow-ethernet.md)).
 
 """
 _RDMA_GBIT_PER_S = 100.0
@@ -159,7 +159,7 @@ _COLUMNS = (
 def main() -> None:
     """Print the page."""
     tested = forecast_benchmarks(_PUBLISHED).back_test
-    error = f"Test of the model with similarly coarse figures of a published training run: {tested.outcome.message}."
+    error = f"With similarly coarse figures of a published training, the model was {tested.outcome.message}."
     parts = [_HEADER.replace("{error}", error)]
     for title, rank in (("Full fine-tuning", None), (f"LoRA of rank {_RANK} on all linear modules", _RANK)):
         parts += [f"\n## {title}\n\n", _line(_COLUMNS), _line(["---"] * len(_COLUMNS))]

@@ -37,7 +37,7 @@ def printable_line(text: str) -> str:
 
 
 class MultinodeError(Exception):
-    """An expected error: what failed, on which node, what was run, and what fixes it.
+    """An expected error. It says what failed, on which node, what was run, and how to fix it.
 
     Args:
         message: what is wrong, one sentence.
@@ -87,7 +87,7 @@ class MultinodeError(Exception):
 
 
 class UsageError(MultinodeError):
-    """The command line or a configuration is wrong; nothing was started."""
+    """The command line or a configuration is invalid. Nothing was started."""
 
     exit_code = 2
 
@@ -147,7 +147,7 @@ class AgentFailed(NodeFailed):
 
 
 class RunFailed(MultinodeError):
-    """A run failed; the message describes its first failure."""
+    """A run failed. The message describes its first failure."""
 
 
 class Interrupted(MultinodeError):

@@ -25,8 +25,8 @@ _HEADER = """\
 
 The functions and structs of `multinode.api`. For examples, see [use from Python](../how-to/use-from-python.md).
 
-Within a major version, names and fields are added, never renamed or removed. Units are part of names. Results have the
-same fields as the [JSON documents](json.md).
+Within a major version, multinode may add names and fields, but does not rename or remove any. Names of fields include
+their units, as in `lease_s`. Results have the same fields as the [JSON documents](json.md).
 """
 # What a caller makes; the others are made by the functions.
 _REQUESTS = (
@@ -61,7 +61,7 @@ def render() -> str:
     functions = {name: one for name, one in found.items() if inspect.isfunction(one)}
     others = {name: one for name, one in found.items() if name not in functions and name not in _REQUESTS}
     parts = [_HEADER, "\n## Functions\n", *(_function(name, one) for name, one in functions.items())]
-    parts += ["\n## Arguments\n", *(_request(name, found[name]) for name in _REQUESTS)]
+    parts += ["\n## Structs for arguments\n", *(_request(name, found[name]) for name in _REQUESTS)]
     parts += ["\n## Other names\n\n| name | meaning |\n|---|---|\n", *(_row(name, one) for name, one in others.items())]
     return "".join(parts)
 
@@ -132,7 +132,8 @@ def _request(name: str, struct: Any) -> str:
 
 def _fields(struct: type[msgspec.Struct]) -> dict[str, str]:
     """The meaning of each field that a struct itself declares."""
-    comments = {name: f"{text.rstrip('.')}." for name, text in field_comments(inspect.getsource(struct)).items()}
+    comments = field_comments(inspect.getsource(struct))
+    comments = {name: f"{_capital(text).rstrip('.')}." for name, text in comments.items()}
     return comments | dict(_meanings(_docstring(struct)[1].get("Attributes", "")))
 
 
@@ -171,13 +172,17 @@ def _docstring(one: Any) -> tuple[str, dict[str, str]]:
 
 def _entries(section: str) -> Iterator[tuple[str, str]]:
     for match in _ENTRY.finditer(section):
-        yield match["names"], _cell(match["text"])
+        yield match["names"], _capital(_cell(match["text"]))
 
 
 def _type(annotation: Any) -> str:
     """As it would be written, without modules."""
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     return _MODULE.sub("", text)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _cell(text: str) -> str:

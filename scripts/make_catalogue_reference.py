@@ -29,21 +29,26 @@ _HEADER = """\
 
 [In Chinese](troubleshooting.zh-CN.md)
 
-Search this page for the text of your error; `...` stands for any text. If a run has several errors, the first one
-counts: *peers* print such a text because another worker ended. *Check* is the check that finds the cause before a
-launch ([the checks](checks.md)), *kind* is `first_failure.kind`. `multinode launch`, `multinode show` and
-`multinode explain` use the same catalogue; in `--json`, `first_failure.error_id` names the entry. Background:
+Search this page for the text of your error. In the texts below, `...` stands for any text. If a run has several
+errors, start with the first one. When a worker exits, its peers print errors too, but those are only consequences.
+
+- **Check** names the check that finds the cause before a launch; see [the checks](checks.md).
+- **Kind** is the value of `first_failure.kind` in the output of `--json`.
+- The heading of an entry is the value of `first_failure.error_id`.
+
+`multinode launch`, `multinode show` and `multinode explain` use the same catalogue. For background, see the
 [frequently asked questions](../faq.md).
 """
 _WORDS = {
     "cause": "**Cause**: ",
     "fix": "**Fix**: ",
     "check": "**Check**: ",
-    "kind": "; **kind**: ",
+    "kind": "**Kind**: ",
+    "note": "**Note**: ",
     "source": "**Source**: ",
-    "of_peers": "; printed by the peers of a worker that is gone",
-    "is_general": "; general: a more specific error takes precedence",
-    "is_harmless": "; not an error by itself",
+    "of_peers": "Workers print this error after another worker has exited.",
+    "is_general": "This error is general. If the log has a more specific error, use that one.",
+    "is_harmless": "This message alone does not mean that the run has failed.",
 }
 _REMARKS = ("of_peers", "is_general", "is_harmless")
 # What a reader types, or looks for, is the same in every language.
@@ -60,6 +65,7 @@ class Language(NamedTuple):
     header: str
     words: Mapping[str, str]
     errors: Mapping[str, Meaning]
+    between: str  # two steps of a fix
     stop: str
 
 
@@ -72,8 +78,13 @@ def main() -> int:
     if problems:
         return 1
     pages = {
-        "troubleshooting.md": Language(_HEADER, _WORDS, {}, "."),
-        "troubleshooting.zh-CN.md": Language(**around, errors=chinese_meanings(), stop="\N{IDEOGRAPHIC FULL STOP}"),
+        "troubleshooting.md": Language(_HEADER, _WORDS, {}, between="; ", stop="."),
+        "troubleshooting.zh-CN.md": Language(
+            **around,
+            errors=chinese_meanings(),
+            between="\N{FULLWIDTH SEMICOLON}",
+            stop="\N{IDEOGRAPHIC FULL STOP}",
+        ),
     }
     return write_or_check({_FOLDER / name: render_reference(page) for name, page in pages.items()}, __doc__)
 
@@ -100,19 +111,34 @@ def render_reference(language: Language) -> str:
 
 
 def _section(error: KnownError, language: Language) -> str:
-    checks = ", ".join(f"[{name}](checks.md#{name})" for name in error.checks) or "-"
-    kind = f"`{error.kind}`" if error.kind else "-"
-    words = language.words
+    words, stop = language.words, language.stop
     texts = language.errors.get(error.id, error)
-    told = "".join(words[remark] for remark in _REMARKS if getattr(error, remark))
-    return (
-        f"\n### {error.id}\n\n"
-        + "".join(f"    {text}\n" for text in error.texts)
-        + f"\n- {words['cause']}{_text(texts.cause, language.stop)}\n"
-        + f"- {words['fix']}{_text(texts.fix.format(node='NODE'), language.stop)}\n"
-        + f"- {words['check']}{checks}{words['kind']}{kind}{told}\n"
-        + f"- {words['source']}{error.source}\n"
-    )
+    checks = ", ".join(f"[{name}](checks.md#{name})" for name in error.checks)
+    notes = " ".join(words[remark] for remark in _REMARKS if getattr(error, remark))
+    rows = {
+        "cause": _text(texts.cause, stop),
+        "fix": _steps(texts.fix.format(node="NODE"), language),
+        "check": checks,
+        "kind": f"`{error.kind}`" if error.kind else "",
+        "note": notes,
+        "source": error.source,
+    }
+    texts_printed = "".join(f"    {text}\n" for text in error.texts)
+    told = "".join(f"\n{words[name]}{row}\n".replace(" \n", "\n") for name, row in rows.items() if row)
+    return f"\n### {error.id}\n\n{texts_printed}{told}"
+
+
+def _steps(fix: str, language: Language) -> str:
+    """The steps of a fix: one as a sentence, several as a list."""
+    steps = fix.split(language.between)
+    if len(steps) == 1:
+        return _text(_capital(steps[0]), language.stop)
+    return "\n" + "".join(f"\n- {_text(_capital(step), '')}" for step in steps)
+
+
+def _capital(text: str) -> str:
+    """An English step with a capital; in Chinese, a step may begin with a command."""
+    return text[0].upper() + text[1:] if text.isascii() else text
 
 
 def _text(text: str, stop: str) -> str:

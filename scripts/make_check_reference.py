@@ -17,13 +17,13 @@ _HEADER = """\
 
 <!-- Written by scripts/make_check_reference.py. -->
 
-`multinode check` reads facts from each node once, has the nodes connect to each other's ports, and then applies these
-rules. Words in braces are filled in for each finding. An *error* would make the training hang or fail, a *warning* may
-do so, and a *note* is for information. The exit code is 0 without errors, 1 with errors, and 3 if a node could not be
-reached; the other nodes are still reported.
+`multinode check` reads facts from each node once, lets the nodes connect to each other's ports, and then applies these
+rules. multinode replaces words in braces with values. With an *error*, the training would hang or fail; with a
+*warning*, it may do so. A *note* is only information. The exit code is 0 without errors, 1 with errors, and 3 if a node
+could not be reached; the other nodes are still checked.
 
-`launch`, `nccl-test` and `contrast` first run the checks whose errors would make a run hang or fail ({launch}
-of {count} functions), and stop on errors; `--no-check` skips them.
+`launch`, `nccl-test` and `contrast` first run the {launch} (of {count}) checks whose errors would make a run hang or
+fail, and stop on errors. `--no-check` skips these checks.
 """
 
 

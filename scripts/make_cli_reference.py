@@ -24,14 +24,16 @@ _HEADER = """\
 
 <!-- Written by scripts/make_cli_reference.py. -->
 
-Results go to stdout; progress, notes and errors to stderr. Every verb also takes `-h` (`--help`), `-q` and `-v`. The
-help of a long verb shows everyday options; `--help-all` shows all. Exit codes:
+multinode prints results to stdout, and progress, notes and errors to stderr. Every verb also accepts `-h` (`--help`),
+`-q` and `-v`. If a verb has many options, `--help` shows only the most common ones, and `--help-all` shows all of them.
+
+multinode exits with one of these codes:
 
 | code | meaning |
 |---|---|
-| 0 | done |
-| 1 | the job, the check or the test failed, or a limit was missed (`--strict`, `--min-busbw`, `--min-efficiency`) |
-| 2 | the command line or a configuration is wrong |
+| 0 | success |
+| 1 | the job, the check or the test failed, or a limit was not met (`--strict`, `--min-busbw`, `--min-efficiency`) |
+| 2 | the command line or a configuration file is wrong |
 | 3 | a node could not be reached |
 | 130 | interrupted |
 """
@@ -89,8 +91,8 @@ def _end(epilog: str) -> list[str]:
 
 
 def _verbs() -> list[str]:
-    """All verbs, by what one wants to do."""
-    lines = ["", "| to | verb | does |", "|---|---|---|"]
+    """All verbs by stage."""
+    lines = ["", "| stage | verb | purpose |", "|---|---|---|"]
     return lines + [f"| {verb.panel.lower()} | `{name}` | {verb.summary} |" for name, verb in VERBS.items()]
 
 

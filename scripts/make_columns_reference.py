@@ -18,11 +18,11 @@ _HEADER = """\
 
 <!-- Written by scripts/make_columns_reference.py. -->
 
-This page lists the titles that `multinode import` reads, the column that each becomes, and its meaning. Case, spaces,
-dashes, underscores and brackets make no difference. Titles in one row may differ in unit: `step_time_s` is in seconds.
-If a title has no unit, each cell needs one. The unit of a rate is a title too: `tokens/s`, `img/sec/GPU`, `s/it`.
-A unit or a scale (`k`, `M`, `B`) may follow a title: `memory (MiB)`, `tokens (M)`. `--column 'TITLE=COLUMN'` takes any
-of these names. [How to import a table](../how-to/compare-gpus-by-price.md).
+This page lists the titles that `multinode import` reads, and the column and meaning of each title. Case, spaces,
+dashes, underscores and brackets make no difference. Titles in one row may have different units: `step_time_s` is in
+seconds. If a title has no unit, each cell needs one. The unit of a rate can be a title: `tokens/s`, `img/sec/GPU`,
+`s/it`. A unit or a scale (`k`, `M`, `B`) may follow a title: `memory (MiB)`, `tokens (M)`. `--column 'TITLE=COLUMN'`
+accepts any of these names. See also [how to import a table](../how-to/compare-gpus-by-price.md).
 
 | titles | column | meaning |
 |---|---|---|
@@ -43,8 +43,10 @@ def render_reference() -> str:
     speeds = ", ".join(f"`{name}`" for name in SPEEDS)
     left_out = ", ".join(f"`{name}`" for name in dict.fromkeys(DERIVED) if read_title(name) is None)
     return (
-        f"{_HEADER}{''.join(rows)}| {speeds} | by the unit | what the unit of the title or of each cell counts |\n"
-        f"\nmultinode calculates these figures from the rows. It ignores such columns and prints a note: {left_out}.\n"
+        f"{_HEADER}{''.join(rows)}"
+        f"| {speeds} | depends on the unit | throughput, in the unit of the title or of each cell |\n"
+        f"\nmultinode calculates these figures from the rows. If a table has them, it ignores them and prints a note: "
+        f"{left_out}.\n"
     )
 
 

@@ -28,11 +28,11 @@ _WRITTEN_BY = {
     "multinode.advise/3": "`multinode advise --json`",
     "multinode.bench/3": "`multinode bench --json`, `bench.json` of a run",
     "multinode.check/2": "`multinode check --json`",
-    "multinode.comparison/2": "`multinode compare --json` of records other than trainings, nccl-tests and tables",
+    "multinode.comparison/2": "`multinode compare --json`, except for trainings, nccl-tests and tables",
     "multinode.contrast/5": "`multinode contrast --json`, `multinode compare --json`, `contrast.json` of a run",
-    "multinode.copy/2": "`multinode copy --json`",
-    "multinode.early-verdict/2": "`early-verdict.json` of a run, and a key in the output of `launch`, `attach` and "
-    "`show`",
+    "multinode.copy/3": "`multinode copy --json`",
+    "multinode.early-verdict/2": "`early-verdict.json` of a run, and a key in what `launch`, `attach` and `show` "
+    "print with `--json`",
     "multinode.explain/2": "`multinode explain --json`",
     "multinode.grid/3": "`grid.json` of a sweep",
     "multinode.lab/2": "`multinode lab up --json`, `multinode lab status --json`, and the lab's own record",
@@ -46,7 +46,7 @@ _WRITTEN_BY = {
     "multinode.runs/2": "`multinode runs --json`",
     "multinode.sample/1": "a line of `samples/node-N.jsonl` of a run",
     "multinode.stall/2": "`stall.json` of a run that hung",
-    "multinode.summary/2": "`summary.json` of a run",
+    "multinode.summary/3": "`summary.json` of a run",
     "multinode.tune/3": "`multinode nccl-test --tune --json`, `tune.json` of a run",
     "multinode.tuning/3": "`multinode tune --json`, `multinode tune --dry-run --json`, `tuning.json` of a run",
     "multinode.sweep/3": "`multinode sweep --json`, `multinode show --format json`, `sweep.json` of a run",
@@ -56,16 +56,17 @@ _HEADER = """\
 
 <!-- Written by scripts/make_contract_reference.py. -->
 
-Every document names its schema and version in `schema`. Within a version, fields are added, never renamed or removed.
-An unknown figure is `{"is": "unknown", "reason": ...}`. Units are part of names (`_s`, `_ms`, `_bytes`, `_mib`,
-`_gbit_per_s`); `time_s` is Unix time. Values that look like secrets are redacted.
+The field `schema` of a document contains the name and the version of its schema. Within a version, multinode may add
+fields, but does not rename or remove any. An unknown figure is `{"is": "unknown", "reason": ...}`. Names of fields
+include their units (`_s`, `_ms`, `_bytes`, `_mib`, `_gbit_per_s`). `time_s` is Unix time. Values that look like secrets
+are redacted.
 
 | `schema` | written by | JSON schema |
 |---|---|---|
 """
 _FOOTER = """
 `multinode logs --json`, `multinode report --json`, `multinode init --json` and `multinode clean --json` print small
-documents of their own: names, paths and what was done.
+documents that have no JSON schema. They contain names, paths and what was done.
 """
 
 

@@ -17,32 +17,38 @@ from multinode.profile.export import SAMPLE_TABLES, figures_of
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference" / "figures.md"
 
 _HEADER = """\
-# What is exported
+# Exported figures
 
 <!-- Written by scripts/make_export_reference.py. -->
 
-`multinode launch --export`, `multinode attach --export` and `multinode export` take these targets
+`multinode launch --export`, `multinode attach --export` and `multinode export` accept these targets
 ([how to](../how-to/export-to-other-tools.md)):
 
 | target | writes | needs |
 |---|---|---|
 """
 _FOOTER = """
-Figures have the names of the [JSON documents](json.md), with units at the end. `*` stands for the name of a node, the
-interface of a NIC, or the index of a GPU. In TensorBoard, MLflow and Weights & Biases
-`nodes.*.nics.*.share` of a summary is `multinode/summary/nodes/NODE/nics/NIC/share`; in Prometheus it is
-`multinode_summary_nodes_nics_share{run="RUN",node="NODE",ifname="NIC"}`. Unknown figures are left out.
+Figures have the same names as in the [JSON documents](json.md), with units at the end. `*` stands for the name of a
+node, the interface of a NIC, or the index of a GPU. For example, `nodes.*.nics.*.share` of a summary is
+`multinode/summary/nodes/NODE/nics/NIC/share` in TensorBoard, MLflow and Weights & Biases, and
+`multinode_summary_nodes_nics_share{run="RUN",node="NODE",ifname="NIC"}` in Prometheus. multinode does not export
+unknown figures.
 """
-_SAMPLES = "Columns of the files of `csv:DIR`, `parquet:DIR` and `multinode report --format csv -o DIR`."
+_SAMPLES = (
+    "These are the columns of the files that `csv:DIR`, `parquet:DIR` and `multinode report --format csv -o DIR` write."
+)
 _TABLES = {
     "Per step": (
         STEP_FIGURES,
-        "`multinode/NAME` in TensorBoard, MLflow and Weights & Biases, live and afterwards.",
+        "These figures are `multinode/NAME` in TensorBoard, MLflow and Weights & Biases, during and after the run.",
     ),
-    "Per node, during the run": (NODE_FIGURES, "`multinode_NAME` in Prometheus, while the run is running."),
+    "Per node, during the run": (NODE_FIGURES, "These figures are `multinode_NAME` in Prometheus."),
     "Summary of a finished run": (
         SUMMARY_FIGURES,
-        "`multinode/summary/NAME` and `multinode_summary_NAME`: the fields of `summary` in `multinode show --json`.",
+        (
+            "These figures are `multinode/summary/NAME`, or `multinode_summary_NAME` in Prometheus: the fields of "
+            "`summary` in `multinode show --json`."
+        ),
     ),
 }
 

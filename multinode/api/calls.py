@@ -56,14 +56,15 @@ def run_check(hosts: Names = None, job: JobWords = None, *, say: Say = print, **
     """Find problems that would break a training job on these nodes, like `multinode check`.
 
     Args:
-        hosts: a hostfile, a list of names, `@name` of multinode.toml, `lab` or `auto`. None: the default of `--hosts`.
-        job: the path of a YAML, or the words of a command: `["train.py", "--lr", "1e-4"]`. None: check only what any
-            training needs.
-        say: called with one line for each stage. None: silent.
-        options: the options of the command, with underscores.
+        hosts: a hostfile, a list of names, `@name` of multinode.toml, `lab` or `auto`. Default: the same as for
+            `--hosts`.
+        job: path of a YAML file, or the words of a command, such as `["train.py", "--lr", "1e-4"]`. If None, only the
+            requirements of every training are checked.
+        say: called with a line of text at each stage. If None, nothing is printed.
+        options: the options of the command, written with underscores.
 
     Raises:
-        UsageError: a keyword, the hostfile or the job is wrong.
+        UsageError: a keyword, the hostfile or the job is invalid.
     """
     given = read_keywords(CheckInput, "run_check", options, hosts=read_hosts(hosts), **read_job(job))
     nodes, checked, how = given.read(_note(say))
@@ -74,18 +75,19 @@ def run_check(hosts: Names = None, job: JobWords = None, *, say: Say = print, **
 
 @takes(LaunchInput, "launch")
 def run_launch(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[Launched]:
-    """Run a training job on every node to its end, like `multinode launch`. A failed run is a result, not an error.
+    """Run a training job on every node to its end, like `multinode launch`. A failed run does not raise an error.
 
     Args:
-        hosts: as for `run_check`.
-        job: as for `run_check`. None: the default job.
-        say: called with one line for each stage, and every 30 seconds with the progress. None: silent.
-        options: the options of the command, with underscores.
+        hosts: same as in `run_check`.
+        job: same as in `run_check`. Default: the job in the settings, or configs/default.yaml.
+        say: called with a line of text at each stage, and every 30 seconds with the progress. If None, nothing is
+            printed.
+        options: the options of the command, written with underscores.
 
     Raises:
-        UsageError: a keyword, the hostfile or the job is wrong.
-        NodeError, NodeFailed: as for `launch`; nothing was started.
-        MultinodeError: the run succeeded, but a path in `fetch` could not be fetched.
+        UsageError: a keyword, the hostfile or the job is invalid.
+        NodeError, NodeFailed: same as in `launch`. Nothing was started.
+        MultinodeError: the run succeeded, but a path in `fetch` could not be copied.
     """
     options.setdefault("notify", os.environ.get("MULTINODE_NOTIFY"))
     given = read_keywords(LaunchInput, "run_launch", options, hosts=read_hosts(hosts), **read_job(job))
@@ -111,20 +113,20 @@ def run_launch(hosts: Names = None, job: JobWords = None, *, say: Say = print, *
 
 @takes(ContrastInput, "contrast")
 def run_contrast(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[Contrasted]:
-    """Compare one node with many: which is faster, and why, like `multinode contrast`.
+    """Compare one node with several, and explain which is faster and why, like `multinode contrast`.
 
-    If the measurement was interrupted, the same call resumes it.
+    If the measurement was interrupted, make the same call again to resume it.
 
     Args:
-        hosts: as for `run_check`.
-        job: as for `run_launch`.
-        say: as for `run_launch`.
-        options: the options of the command, with underscores.
+        hosts: same as in `run_check`.
+        job: same as in `run_launch`.
+        say: same as in `run_launch`.
+        options: the options of the command, written with underscores.
 
     Raises:
-        UsageError: a keyword, the hostfile or the job is wrong, or the mode is not possible.
+        UsageError: a keyword, the hostfile or the job is invalid, or the mode is not possible.
         RunFailed: a run failed.
-        NodeError, NodeFailed: as for `launch`.
+        NodeError, NodeFailed: same as in `launch`.
     """
     given = read_keywords(ContrastInput, "run_contrast", options, hosts=read_hosts(hosts), **read_job(job))
     launch, request = given.read(_note(say))
@@ -141,18 +143,18 @@ def run_contrast(hosts: Names = None, job: JobWords = None, *, say: Say = print,
 def run_nccl_test(
     hosts: Names = None, collectives: str | Iterable[str] = "all_reduce", *, say: Say = print, **options: Any
 ) -> Result[ScanReport] | Result[TuneReport]:
-    """Measure collectives with the nodes' own torch, and judge the network, like `multinode nccl-test`.
+    """Measure collectives with the torch of the nodes and judge the network, like `multinode nccl-test`.
 
     Args:
-        hosts: as for `run_check`.
-        collectives: one name, or a list: `["all_reduce", "sendrecv"]`.
-        say: as for `run_launch`.
-        options: those of the command, with underscores. `tune=True` measures NCCL settings.
+        hosts: same as in `run_check`.
+        collectives: name of a collective, or a list of names, such as `["all_reduce", "sendrecv"]`.
+        say: same as in `run_launch`.
+        options: the options of the command, written with underscores. `tune=True` measures NCCL settings.
 
     Raises:
-        UsageError: a keyword or the hostfile is wrong.
+        UsageError: a keyword or the hostfile is invalid.
         RunFailed: the test failed.
-        NodeError, NodeFailed: as for `launch`.
+        NodeError, NodeFailed: same as in `launch`.
     """
     names = (collectives,) if isinstance(collectives, str) else tuple(collectives)
     given = read_keywords(NcclTestInput, "run_nccl_test", options, hosts=read_hosts(hosts), collectives=names)
@@ -185,15 +187,15 @@ def read_nccl_test(  # noqa: PLR0913 - each is an option of the command
     """Judge the output of nccl-tests, iperf3 or perftest, like `multinode nccl-test --read`.
 
     Args:
-        files: one or several files with the output.
-        collective: its name, if the output does not contain it.
-        link: rate of a node's NICs, `100gbit` or `8x400gbit`.
-        nodes: number of nodes, if the output does not contain it.
+        files: path of the output, or several paths.
+        collective: name of the collective. Needed only if the output does not contain it.
+        link: link rate of a node, such as `100gbit`, or of its NICs, such as `8x400gbit`.
+        nodes: number of nodes. Needed only if the output does not contain it.
         workers_per_node: number of processes on each node.
-        rdma: whether NCCL used RDMA.
+        rdma: whether NCCL used RDMA. If None, this is derived from the output.
 
     Raises:
-        UsageError: a file cannot be read, or it contains no output of a known program.
+        UsageError: a file cannot be read, or it contains no output of these programs.
     """
     from multinode.network.read_scan import read_missing, read_scans
 
@@ -207,18 +209,18 @@ def read_nccl_test(  # noqa: PLR0913 - each is an option of the command
 def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[CellTable]:
     """Measure a job over a grid of settings, nodes and workers, like `multinode sweep`.
 
-    If the measurement was interrupted, the same call resumes it. Use `grid={"per_device_train_batch_size": [1, 2, 4]}`
-    with a YAML, and `grid_arg={"--batch": [1, 2, 4]}` with a script.
+    Pass the grid of a YAML as `grid={"per_device_train_batch_size": [1, 2, 4]}`, and the grid of a script as
+    `grid_arg={"--batch": [1, 2, 4]}`. If the measurement was interrupted, make the same call again to resume it.
 
     Args:
-        hosts: as for `run_check`.
-        job: as for `run_launch`.
-        say: as for `run_launch`.
-        options: the options of the command, with underscores.
+        hosts: same as in `run_check`.
+        job: same as in `run_launch`.
+        say: same as in `run_launch`.
+        options: the options of the command, written with underscores.
 
     Raises:
-        UsageError: a keyword, the hostfile, the job or the grid is wrong.
-        NodeError, NodeFailed: as for `launch`, for the first cells.
+        UsageError: a keyword, the hostfile, the job or the grid is invalid.
+        NodeError, NodeFailed: same as in `launch`. Raised only for the first cells.
     """
     given = read_keywords(SweepInput, "sweep", options, hosts=read_hosts(hosts), **read_job(job))
     note = _note(say)
@@ -233,21 +235,21 @@ def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **opti
 
 @takes(TuneInput, "tune")
 def tune(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[Tuned]:
-    """Find the change that reaches a given loss fastest, or that trains fastest, like `multinode tune`.
+    """Find the change with which a training reaches a given loss fastest, like `multinode tune`.
 
-    `judge="speed"` judges changes by samples/s. `from_="last"` chooses them by predictions from a
-    stored run. If the measurement was interrupted, the same call resumes it.
+    `judge="speed"` judges changes by samples/s instead. `from_="last"` tries the changes that `advise` predicts from a
+    stored run. If the measurement was interrupted, make the same call again to resume it.
 
     Args:
-        hosts: as for `run_check`.
-        job: as for `run_launch`.
-        say: as for `run_launch`.
-        options: the options of the command, with underscores.
+        hosts: same as in `run_check`.
+        job: same as in `run_launch`.
+        say: same as in `run_launch`.
+        options: the options of the command, written with underscores.
 
     Raises:
-        UsageError: a keyword, the hostfile or the job is wrong, or the job cannot be tuned.
+        UsageError: a keyword, the hostfile or the job is invalid, or the job cannot be tuned.
         RunFailed: the unchanged training failed.
-        NodeError, NodeFailed: as for `launch`.
+        NodeError, NodeFailed: same as in `launch`.
     """
     given = read_keywords(TuneInput, "tune", options, hosts=read_hosts(hosts), **read_job(job))
     refuse_other_judge({name for name, value in options.items() if value is not None}, given.judge)

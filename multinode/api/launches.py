@@ -15,15 +15,17 @@ if TYPE_CHECKING:
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = (), deepspeed: Sequence[str] = ()) -> TrainingJob:
-    """Load a LLaMA-Factory YAML and the DeepSpeed JSON that it names. For a script: `ScriptJob(argv=("train.py",))`.
+    """Load a LLaMA-Factory YAML and the DeepSpeed JSON that it names.
+
+    For a script, use `ScriptJob(argv=("train.py",))` instead.
 
     Args:
-        path: the YAML.
+        path: path of the YAML file.
         overrides: keys to override, such as `max_steps=50`.
         deepspeed: keys of the DeepSpeed JSON to override for this run only, such as `zero_optimization.stage=3`.
 
     Raises:
-        UsageError: a file cannot be read or is invalid, or there is no DeepSpeed JSON to edit.
+        UsageError: a file cannot be read or is invalid, or `deepspeed` is given but the job has no DeepSpeed JSON.
     """
     from multinode.job.deepspeed import parse_deepspeed_edits
     from multinode.job.job_files import load_job as load
@@ -32,12 +34,12 @@ def load_job(path: str | Path, overrides: Sequence[str] = (), deepspeed: Sequenc
 
 
 def read_code(directory: str | Path) -> CodeTree:
-    """Read the files of a directory that git does not ignore. `Launch(code=...)` copies them to every node.
+    """Read the files of a directory, except those that git ignores. `Launch(code=...)` copies them to every node.
 
-    The job runs in the copy, as with `multinode launch --copy-code`.
+    The job then runs in the copy, as with `multinode launch --copy-code`.
 
     Raises:
-        UsageError: there are no files, too many, or too large ones; or git failed.
+        UsageError: there are no files, there are too many, they are too large, or git failed.
     """
     from multinode.job.code_tree import read_code as read
     from multinode.records.run_directory import runs_root
@@ -46,16 +48,16 @@ def read_code(directory: str | Path) -> CodeTree:
 
 
 def plan(launch: Launch, restarts: RestartOptions | None = None) -> LaunchPlan:
-    """Plan the command of every node as far as the hostfile determines it, like `multinode launch --dry-run`.
+    """Plan the command of every node from the hostfile alone, like `multinode launch --dry-run`.
 
-    It contacts no node: values that a probe would find are marked as assumed.
+    This does not contact the nodes. Values that only a probe can find are marked as assumed.
 
     Args:
         launch: the job, the nodes, and how to run it.
-        restarts: as for `launch`.
+        restarts: same as in `launch`.
 
     Raises:
-        UsageError: `connect` or `launch` would refuse this before contacting a node.
+        UsageError: `connect` or `launch` would reject this before contacting a node.
     """
     from multinode.launch.offline import plan_offline
 
@@ -65,13 +67,13 @@ def plan(launch: Launch, restarts: RestartOptions | None = None) -> LaunchPlan:
 def launch(launch: Launch, context: RunContext, restarts: RestartOptions | None = None) -> Launched:
     """Run a job on all nodes to its end, and summarize the measurements, like `multinode launch`.
 
-    A failed run is a result: see `launched.run.status` and `launched.run.first_failure`. To stop the run on every node,
-    call `context.stop.ask("why")` in another thread.
+    A failed run does not raise an error. See `launched.run.status` and `launched.run.first_failure`. To stop the run on
+    every node, call `context.stop.ask("why")` in another thread.
 
     Args:
         launch: the job, the nodes, and how to run it.
         context: the connections to the nodes.
-        restarts: how a failed run is restarted from its last checkpoint. None: never.
+        restarts: how to restart a failed run from its last checkpoint. If None, it is not restarted.
 
     Raises:
         UsageError: the job cannot run on these nodes, or it cannot resume from a checkpoint.

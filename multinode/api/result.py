@@ -18,7 +18,7 @@ _WIDTH = 100
 
 
 class Result(msgspec.Struct, Generic[Held], frozen=True, kw_only=True):
-    """The result of a call. A notebook shows it as a report; `print` prints the screen of the command.
+    """The result of a call. A notebook shows it as a report, and `print` prints what the command prints.
 
     Attributes:
         value: what was measured or found.

@@ -19,12 +19,13 @@ def predict(names: Sequence[str], request: ForecastRequest | None = None, *, run
     """Predict the speed with other networks, nodes and settings from stored runs, like `multinode predict`.
 
     Args:
-        names: runs of the same training job, and an nccl-test: ids, their beginnings, or `last`. A contrast has both.
-        request: what to predict. None: common link rates for the measured training.
-        runs: the directory of all runs. None: $MULTINODE_RUNS, or `runs` in the working directory.
+        names: runs of the same training, and an nccl-test, as run ids, beginnings of run ids, or `last`. A contrast
+            includes both.
+        request: what to predict. Default: the speed of the measured training at common link rates.
+        runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
 
     Raises:
-        UsageError: a run does not exist, the runs lack data, or the request is impossible.
+        UsageError: a run does not exist, the runs lack data, or the request cannot be predicted.
     """
     from multinode.predict.request import forecast_runs
     from multinode.records.run_directory import runs_root
@@ -33,10 +34,10 @@ def predict(names: Sequence[str], request: ForecastRequest | None = None, *, run
 
 
 def predict_from_benchmarks(path: str | Path, request: ForecastRequest | None = None) -> Forecast:
-    """Predict the speed from a file of published figures, like `multinode predict --benchmarks`.
+    """Predict the speed from a file of published benchmarks, like `multinode predict --benchmarks`.
 
     Raises:
-        UsageError: the file is invalid, or the request is impossible.
+        UsageError: the file is invalid, or the request cannot be predicted.
     """
     from multinode.predict.request import forecast_benchmarks
 
@@ -49,10 +50,10 @@ def advise(
     """Rank changes that would make a measured training job faster, like `multinode advise`.
 
     Args:
-        names: runs: ids, their beginnings, or `last`, which is the default.
-        link: link rate to assume, such as `10gbit`. None: the measured one.
-        link_measured: link rate of the runs, if their NICs did not report it.
-        runs: the directory of all runs. None: $MULTINODE_RUNS, or `runs` in the working directory.
+        names: run ids, beginnings of run ids, or `last` (the default).
+        link: link rate to assume, such as `10gbit`. Default: the measured link rate.
+        link_measured: link rate of the runs. Needed only if their NICs did not report it.
+        runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
 
     Raises:
         UsageError: a run does not exist, the runs lack data, or a rate is invalid.
@@ -79,14 +80,14 @@ def report(
     say: Callable[[str], None] = lambda _: None,
     runs: Path | None = None,
 ) -> Result[Report]:
-    """Report everything that is known about runs, like `multinode report`. A notebook shows it without charts.
+    """Report all results of runs, like `multinode report`. A notebook shows the report without charts.
 
     Args:
-        names: runs: ids, their beginnings, or `last`, which is the default.
-        output: file or directory to write. None: write nothing.
-        form: `html`, `markdown`, `csv`, `json` or `table`. None: according to the suffix of `output`.
-        say: called with one line for each stage.
-        runs: the directory of all runs. None: $MULTINODE_RUNS, or `runs` in the working directory.
+        names: run ids, beginnings of run ids, or `last` (the default).
+        output: file or directory to write. If None, nothing is written.
+        form: `html`, `markdown`, `csv`, `json` or `table`. If None, the suffix of `output` decides.
+        say: called with a line of text at each stage.
+        runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
 
     Raises:
         UsageError: a run does not exist, or `output` cannot be written.
@@ -115,11 +116,11 @@ def report(
 
 
 def load_run(name: str = "last", *, runs: Path | None = None) -> StoredRun:
-    """Load a stored run: its record, its figures, and its directory with everything else.
+    """Load a stored run with its record, its figures, and its directory.
 
     Args:
-        name: the run's id, its beginning, or `last`.
-        runs: the directory of all runs. None: $MULTINODE_RUNS, or `runs` in the working directory.
+        name: the run id, the beginning of a run id, or `last`.
+        runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
 
     Raises:
         UsageError: the run does not exist.
@@ -131,7 +132,7 @@ def load_run(name: str = "last", *, runs: Path | None = None) -> StoredRun:
 
 
 def document(result: object) -> Any:
-    """Convert a result to what the command prints with `--json`: dicts, lists, text and numbers, without secrets."""
+    """Convert a result to dicts, lists, strings and numbers without secrets, as `--json` prints it."""
     from multinode.secret_values import redacted
 
     return redacted(result)

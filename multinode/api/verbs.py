@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 def check(
     cluster: Cluster, context: RunContext, job: Job | None = None, options: CheckOptions | None = None
 ) -> CheckReport:
-    """Probe every node, connect all of them with each other, and report problems, like `multinode check`.
+    """Probe every node, connect every node to every other node, and report problems, like `multinode check`.
 
-    A problem on a node is a finding, not an error. `report.ok` is False if a finding would break a training.
+    A problem on a node is reported as a finding, not raised as an error. If a finding would break a training,
+    `report.ok` is False.
 
     Args:
         cluster: the nodes.
         context: the connections to the nodes.
-        job: the training. None: check only what any training needs.
-        options: how the job will be launched, and whether to measure streams between the nodes.
+        job: the training. If None, only the requirements of every training are checked.
+        options: how the job will be launched, and whether to measure the bandwidth between the nodes.
     """
     from multinode.check.check import CheckOptions, check_cluster
 
@@ -55,9 +56,9 @@ def copy(
         observe: called with the progress, a few times per second.
 
     Raises:
-        UsageError: no node has the paths, or nodes have different content and the request names no source.
-        NodeError, NodeFailed: the source failed, or a node lacks disk space; nothing was written.
-        Interrupted: the user stopped it; the same copy sends the rest.
+        UsageError: no node has the paths, or the nodes have different contents and the request names no source.
+        NodeError, NodeFailed: the source failed, or a node has too little disk space. Nothing was written.
+        Interrupted: the user stopped the copy. To send the rest, make the same call again.
     """
     from multinode.copy.paths import copy_paths
 
@@ -65,17 +66,18 @@ def copy(
 
 
 def nccl_test(launch: Launch, context: RunContext, extent: Extent | None = None) -> ScanReport:
-    """Measure collectives with the nodes' own torch, and judge the network, like `multinode nccl-test`.
+    """Measure collectives with the torch of the nodes and judge the network, like `multinode nccl-test`.
 
     Args:
-        launch: its job is a CollectiveTest; `workers_per_node=1` measures the network between the nodes.
+        launch: the nodes, with a CollectiveTest as the job. Set `workers_per_node=1` to measure only the network
+            between the nodes.
         context: the connections to the nodes.
-        extent: what to measure in addition to the collectives. None: raw TCP between neighbors.
+        extent: what to measure in addition to the collectives. Default: raw TCP between neighbors.
 
     Raises:
         RunFailed: the test failed.
-        Interrupted: the user stopped it.
-        UsageError, NodeError, NodeFailed: as for `launch`.
+        Interrupted: the user stopped the measurement.
+        UsageError, NodeError, NodeFailed: same as in `launch`.
     """
     from multinode.network.measure import Extent
     from multinode.network.measure import nccl_test as measure
@@ -91,22 +93,22 @@ def contrast(
     repeats: int = 1,
     fresh: bool = False,
 ) -> Contrasted:
-    """Compare one node with many: which is faster, by how much, and why, like `multinode contrast`.
+    """Compare one node with several, and explain which is faster and why, like `multinode contrast`.
 
-    Each side runs all steps of the job. `cut_job` limits the job to the steps that a comparison needs.
+    Every side runs all steps of the job. To run fewer steps, limit the job with `cut_job` first.
 
     Args:
         launch: the job and all nodes.
         context: the connections to the nodes.
-        request: the sides. None: one node and all nodes, in the mode that the slots of node 0 allow.
-        repeats: number of repeats per side, interleaved.
-        fresh: whether to measure everything again. Otherwise, an interrupted contrast of the same request is resumed.
+        request: the sides to compare. Default: one node and all nodes, in the mode that the slots of node 0 allow.
+        repeats: number of repeats per side. The sides are interleaved.
+        fresh: whether to measure everything again. If False, an interrupted contrast with the same request is resumed.
 
     Raises:
-        UsageError: the hostfile or the mode does not allow the contrast.
+        UsageError: the contrast is not possible with this hostfile or mode.
         RunFailed: a run failed.
-        Interrupted: the user stopped it.
-        NodeError, NodeFailed: as for `launch`.
+        Interrupted: the user stopped the measurement.
+        NodeError, NodeFailed: same as in `launch`.
     """
     from multinode.contrast.measure import ContrastRequest
     from multinode.contrast.measure import contrast as measure

@@ -25,15 +25,17 @@ _OTHERS_MORE = 0.25
 _FEWER_CORES = 0.9
 _NOTHING = WorkerUse(seconds=0.0)
 
-_PACE = "the slowest device sets the pace of the training: train on identical devices, or give the slow one less work"
-_SAME_VERSIONS = "install the versions of the other nodes on {node!s}, and measure again"
-_HOLDER = "find the process, and stop it if you may: "
+_PACE = (
+    "the slowest device limits the speed of the training: train on identical devices, or give the slow one less work"
+)
+_SAME_VERSIONS = "install the other nodes' versions on {node!s}, and measure again"
+_HOLDER = "find the process, and stop it if you are allowed to: "
 
 CAUSES = CauseRules("Likely causes: a device in bench")
 _OTHER_DEVICE = CAUSES.cause(
     "other_name",
     cause="device",
-    about="a different device from its peers",
+    about="a device that differs from its peers",
     message="{node} has {name}, compared with {peers_name} on {they}",
     hint=_PACE,
     figures=("name", "peers_name"),
@@ -42,7 +44,7 @@ _OTHER_VERSIONS = (
     CAUSES.cause(
         "other_torch",
         cause="software",
-        about="a different version of torch from its peers",
+        about="a version of torch that differs from its peers",
         message="{node} has torch {torch}, compared with {peers_torch} on {they}",
         hint=_SAME_VERSIONS,
         figures=("torch", "peers_torch"),
@@ -50,7 +52,7 @@ _OTHER_VERSIONS = (
     CAUSES.cause(
         "other_cuda",
         cause="software",
-        about="a torch built with a different version of CUDA from that of its peers",
+        about="a torch built with another version of CUDA than on its peers",
         message="{node} has torch built with CUDA {cuda}, compared with {peers_cuda} on {they}",
         hint=_SAME_VERSIONS,
         figures=("cuda", "peers_cuda"),
@@ -58,7 +60,7 @@ _OTHER_VERSIONS = (
     CAUSES.cause(
         "other_capability",
         cause="software",
-        about="kernels for a different architecture from those of its peers",
+        about="a torch with kernels for another GPU architecture than on its peers",
         message="{node} has kernels for {capability}, compared with {peers_capability} on {they}",
         hint=_SAME_VERSIONS,
         figures=("capability", "peers_capability"),
@@ -67,7 +69,7 @@ _OTHER_VERSIONS = (
 _FEW_THREADS = CAUSES.cause(
     "few_threads",
     cause="threads",
-    about="fewer threads per worker than its peers",
+    about="fewer threads per worker than on its peers",
     message="threads per worker: {threads} on {node}, {peers_threads:g} on {they}",
     hint="set env.OMP_NUM_THREADS= in the hostfile to the same value for every node, including {node!s}",
     figures=("threads", "peers_threads"),
@@ -75,15 +77,15 @@ _FEW_THREADS = CAUSES.cause(
 _FEW_CORES = CAUSES.cause(
     "few_cores",
     cause="threads",
-    about="fewer cores per worker than its peers",
-    message="cores available to a worker: {cores} on {node}, {peers_cores:g} on {they}",
-    hint="check how many cores its workers may use: ssh {node} nproc; a cpuset or taskset reduces them",
+    about="fewer cores per worker than on its peers",
+    message="cores that a worker may use: {cores} on {node}, {peers_cores:g} on {they}",
+    hint="check how many cores its workers may use (a cpuset or taskset may limit them): ssh {node} nproc",
     figures=("cores", "peers_cores"),
 )
 _GPU_IN_USE = CAUSES.cause(
     "gpu_in_use",
     cause="other_load",
-    about="another process that used its GPU, while those of its peers were free",
+    about="another process that used its GPU, while its peers' GPUs were free",
     message="before the measurement, {holders} used its GPU",
     hint=_HOLDER + "ssh {node} nvidia-smi",
     figures=("holders",),
@@ -97,8 +99,8 @@ _OTHER_LOAD = CAUSES.cause(
 )
 _SHARED_PROCESSORS = CAUSES.cause(
     "shared_processors",
-    about="cores that are shared with other nodes on the same machine",
-    message="all {node_cores} cores visible to {node} were busy, but its workers used {job_cores:.1f} of {them}",
+    about="cores that it shares with other nodes on the same machine",
+    message="all {node_cores} cores that {node} sees were busy, but its workers used only {job_cores:.1f} of {them}",
     hint="nodes on one machine share its cores: measure them one at a time",
     figures=("job_cores", "node_cores", "cores"),
 )
@@ -113,16 +115,16 @@ _OWN_GPU_IN_USE = CAUSES.cause(
 _OWN_HEAT = CAUSES.cause(
     "own_gpu_heat",
     cause="gpu_heat",
-    about="heat, according to the sensors of a GPU whose result is below its data sheet",
-    message="its clocks were throttled (heat) for {throttled_share:.0%} of the time",
+    about="heat, reported by the sensors of a GPU whose result is below its data sheet",
+    message="heat throttled it for {throttled_share:.0%} of the time",
     hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
     figures=("throttled_share",),
 )
 _OWN_POWER = CAUSES.cause(
     "own_gpu_power",
     cause="gpu_power",
-    about="a power limit, according to the sensors of a GPU whose result is below its data sheet",
-    message="its clocks were throttled (a power limit) for {throttled_share:.0%} of the time",
+    about="a power limit, reported by the sensors of a GPU whose result is below its data sheet",
+    message="a power limit throttled it for {throttled_share:.0%} of the time",
     hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
     figures=("throttled_share",),
 )
@@ -131,24 +133,27 @@ _OWN_CLOCKS = CAUSES.cause(
     cause="gpu_clocks",
     about="low clocks of a GPU whose result is below its data sheet",
     message="it ran at {sm_clock_mhz:.0f} of {sm_clock_max_mhz:.0f} MHz",
-    hint="nvidia-smi -q -d CLOCK,PERFORMANCE; nvidia-smi -rgc resets manually set clocks",
+    hint="nvidia-smi -q -d CLOCK,PERFORMANCE; to reset manually set clocks: nvidia-smi -rgc",
     figures=("sm_clock_mhz", "sm_clock_max_mhz"),
 )
 USUAL = {
     "matmul": CAUSES.cause(
         "usual_matmul",
         cause="usual",
-        about="no cause: the usual reasons for slow matrix products",
-        message="usual causes are a lowered power limit, heat, manually set clocks, other users of the GPU, and a "
+        about="no cause found: usual reasons for slow matrix products",
+        message="usual causes are a lowered power limit, heat, manually set clocks, other processes on the GPU, or a "
         "torch build without kernels for it",
-        hint="nvidia-smi -q -d CLOCK,POWER,PERFORMANCE on the node while bench runs",
+        hint="run this on the node during bench: nvidia-smi -q -d CLOCK,POWER,PERFORMANCE",
     ),
     "memory": CAUSES.cause(
         "usual_memory",
         cause="usual",
-        about="no cause: the usual reasons for slow memory",
-        message="usual causes are manually set memory clocks, optional error correction, and other users of the GPU",
-        hint="nvidia-smi -q -d CLOCK,ECC on the node while bench runs",
+        about="no cause found: usual reasons for slow memory",
+        message=(
+            "usual causes are manually set memory clocks, optional error correction (ECC), or other processes on the "
+            "GPU"
+        ),
+        hint="run this on the node during bench: nvidia-smi -q -d CLOCK,ECC",
     ),
 }
 """The usual causes of a GPU below its data sheet, by kind of test."""

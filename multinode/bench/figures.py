@@ -40,10 +40,10 @@ class DeviceSpeed(msgspec.Struct, frozen=True, kw_only=True):
 Speeds = tuple[DeviceSpeed | None, ...]
 """Of the tests that a column joins, each the fastest; None where a test was not measured."""
 TFLOPS = Figure[Speeds](
-    "tflop_per_s", "speed", "TFLOP/s", form="figure", about="1e12 FLOP per second, median of a test's timings"
+    "tflop_per_s", "speed", "TFLOP/s", form="figure", about="TFLOP per second, median of the timings of a test"
 )
 MEMORY_RATE = Figure[Speeds](
-    "gb_per_s", "speed", "GB/s", form="figure", about="1e9 bytes read and written per second, median of the timings"
+    "gb_per_s", "speed", "GB/s", form="figure", about="GB read and written per second, median of the timings"
 )
 
 
@@ -105,19 +105,21 @@ WORST = Figure[DeviceSpeed](
 MEDIAN = Figure[float]("median", "median", TFLOPS.unit, form="figure", about="median speed of the workers")
 WHOSE_BEST = Figure[str]("whose_best", "whose", about="fastest worker on its node")
 WHOSE_WORST = Figure[str]("whose_worst", "whose", about="slowest worker on its node")
-OF_SHEET = Figure[float]("of_peak", "of sheet", form="percent", about="best, as a share of the data sheet's figure")
+OF_SHEET = Figure[float](
+    "of_peak", "of sheet", form="percent", about=("best speed as a share of the rate in the data sheet")
+)
 CV = Figure[float](
     "cv",
     "cv",
     form="share",
-    about="coefficient of variation of the timings, median over workers",
+    about="coefficient of variation of the timings, median of the workers",
 )
 SENSORS = Figure[tuple[float | None, ...]](
     "sensors",
     "at",
     "MHz/W",
     form="figure",
-    about="clock and power of the GPU while it was timed, medians",
+    about="median clock and power of the GPU during the test",
     cell=_sensors,
 )
 
@@ -135,7 +137,7 @@ class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
     peak_source: str = ""
     alone: DeviceSpeed | None = None  # while no other worker of any node measured, if that was possible
     together: DeviceSpeed | None = None  # while all of them did
-    error: str | None = None  # why it could not be measured, if so
+    error: Finding | None = None  # why it could not be measured, if so
 
     @property
     def key(self) -> tuple[str, str]:
@@ -152,11 +154,13 @@ class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
         return self.alone if phase == "alone" else self.together
 
 
-LABEL = Figure[str]("label", "test", about="test in words, with its element type")
+LABEL = Figure[str]("label", "test", about="name of the test, with its element type")
 DTYPE = Figure[str]("dtype", "type", about="element type of a test")
-MATRIX_ROWS = Figure[str]("size", "rows", form="digits", about="rows of the matrices")
+MATRIX_ROWS = Figure[str]("size", "rows", form="digits", about="number of rows of the matrices")
 PHASE = Figure[str]("phase", "phase", about="whether workers were measured one at a time or all at once")
-WHOSE = Figure[str]("whose", "whose", about="worker that could not measure a test, and the number of others")
+WHOSE = Figure[str](
+    "whose", "whose", about=("worker that could not measure the test, and the number of other such workers")
+)
 WHY = Figure[str]("error", "why", about="why a test could not be measured")
 
 
@@ -198,10 +202,10 @@ def _device(row: Row) -> str:
 
 
 WORKER = Figure[int]("rank", "worker", form="digits", about="rank of a worker on its node")
-DEVICE = Figure[str]("device", "device", about="device of a worker, and its name", cell=_device)
-THREADS = Figure[int]("threads", "threads", form="digits", about="threads of torch on a CPU")
-CORES = Figure[int]("cores", "cores", form="digits", about="processors that a worker may run on")
-CAPABILITY = Figure[str]("capability", "kernels for", about="GPU architecture that a worker's kernels are built for")
+DEVICE = Figure[str]("device", "device", about="type and name of a worker's device", cell=_device)
+THREADS = Figure[int]("threads", "threads", form="digits", about="number of torch's threads on a CPU")
+CORES = Figure[int]("cores", "cores", form="digits", about="CPU cores that a worker may use")
+CAPABILITY = Figure[str]("capability", "kernels for", about="GPU architecture for which a worker's kernels are built")
 TORCH = Figure[str]("torch", "torch", about="version of torch")
 
 
@@ -212,7 +216,7 @@ class BenchNode(msgspec.Struct, frozen=True, kw_only=True):
     node_rank: int
     workers: tuple[BenchWorker, ...] = ()  # on it, as far as they identified themselves
     runs: dict[str, str] = {}  # the run of each phase
-    failures: dict[str, str] = {}  # reason of failed phases, by phase
+    failures: tuple[Finding, ...] = ()  # phases that failed
 
     @property
     def is_measured(self) -> bool:
@@ -274,7 +278,7 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     below_sheet: tuple[BelowSheet, ...] = ()
     unmeasured: tuple[Finding, ...] = ()  # parts that could not be measured, or not yet
     outcome: Finding | None = None  # how many devices are as fast as their peers; None if one is slow
-    notes: tuple[str, ...] = ()  # how it was measured
+    notes: tuple[Finding, ...] = ()  # how it was measured
     # unmeasured parts when this was stored, in order, the first possibly in progress; empty when complete
     left: tuple[str, ...] = ()
 

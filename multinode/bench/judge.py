@@ -22,9 +22,8 @@ from multinode.bench.figures import (
     Slow,
     WorkerUse,
 )
-from multinode.bench.nodes import BenchPart, bench_nodes
+from multinode.bench.nodes import FINDINGS, BenchPart, bench_nodes
 from multinode.findings.finding import Finding
-from multinode.findings.rule import RuleGroup
 from multinode.profile.figures import LikelyCause, Peers
 from multinode.profile.likely_causes import POWER_LIMIT
 from multinode.records.benchmark import PHASES, DeviceTest
@@ -42,23 +41,19 @@ _LIMITED = 0.05
 # Median share of the peers' speed, by phase and kind of test.
 _Ratios = dict[str, dict[str, float]]
 
-FINDINGS = RuleGroup("Findings of bench")
 _SLOW = FINDINGS.rule("slow", about="a node or worker slower than its peers", message="{who} is slow: {shares}")
 _DROP = FINDINGS.rule(
     "drop",
-    about="workers that are slower when all run at once than alone",
-    message="{names} {verb} to {ratio:.0%} under full load",
+    about="workers that are slower when all workers run at the same time",
+    message="{names} {verb} to {ratio:.0%} of the single-worker speed when all workers run at once",
 )
 _BELOW_SHEET = FINDINGS.rule(
     "below-sheet",
     about="devices far below their data sheet",
-    message="{devices} reaches at most {of_peak:.0%} of the rate in its data sheet ({label})",
-)
-_NOT_MEASURED = FINDINGS.rule(
-    "not-measured", about="a node that could not be measured", message="{node} could not be measured {phase}: {reason}"
+    message="{devices} reaches at most {of_peak:.0%} of its data sheet's rate ({label})",
 )
 _STILL_MEASURING = FINDINGS.rule(
-    "still-measuring", about="the remaining parts of a running bench", message="still measuring {at}{rest}"
+    "still-measuring", about="parts that a running bench has not measured yet", message="still measuring {at}{rest}"
 )
 _INTERRUPTED = FINDINGS.rule(
     "interrupted",
@@ -69,14 +64,40 @@ _NO_DEVICE = FINDINGS.rule("no-device", about="nothing was measured", message="n
 _NO_PEER = FINDINGS.rule(
     "no-peer",
     about="devices without a peer",
-    message="{devices} measured, {lacks} to compare with",
+    message="{devices} measured, {lacks}",
     figures=("measured",),
 )
 _AS_FAST = FINDINGS.rule(
     "as-fast-as-peers",
     about="no device is slower than its peers",
-    message="{devices} OK: none is below {least:.0%} of its peers",
+    message="{devices} OK: none is slower than {least:.0%} of its peers' speed",
     figures=("measured",),
+)
+_METHOD = FINDINGS.rule(
+    "method",
+    about="how it was measured",
+    message="median of the timings over {seconds:g} s per test{repeated}; matrix products: 2 n^3 FLOP; memory: bytes "
+    "read and written, 2 buffers for copy and 3 for triad",
+    figures=("seconds", "repeats"),
+)
+_POWER_LIMITED = FINDINGS.rule(
+    "power-limited",
+    about="a sound GPU that its own power limit slows, as it does data center GPUs in long products",
+    message="{node}/{rank} {phase}: the power limit{limit} reduced the clock for {limited_share:.0%} of the time",
+    figures=("rank", "phase", "limited_share", "power_limit_w"),
+)
+_LAYERS = FINDINGS.rule(
+    "layers",
+    about="how the FLOPs of layers are counted",
+    message="layers: batch x sequence {sizes}, width 1024; a backward pass counts as two forward passes; the causal "
+    "mask is ignored",
+    figures=("sizes",),
+)
+_CPU_THREADS = FINDINGS.rule(
+    "cpu-threads",
+    about="with how many threads CPUs compute",
+    message="CPUs: torch computes with {threads} {noun} per worker",
+    figures=("threads",),
 )
 
 
@@ -324,7 +345,10 @@ def summarise_bench(
         below_sheet=find_below_sheet(nodes),
     )
     return msgspec.structs.replace(
-        report, unmeasured=tuple(_failures(report)), outcome=_outcome(report), notes=tuple(_notes(report, test))
+        report,
+        unmeasured=tuple(failure for node in nodes for failure in node.failures),
+        outcome=_outcome(report),
+        notes=tuple(_notes(report, test)),
     )
 
 
@@ -346,43 +370,33 @@ def _outcome(report: BenchReport) -> Finding | None:
         return _NO_DEVICE.found(None)
     count, devices = len(measured), format_count(len(measured), "device")
     if all(speed.of_peers is None for of_worker in measured for speed in of_worker):
-        lacks = "no peer" if count == 1 else "none has a peer"
+        lacks = "but there is no peer to compare with" if count == 1 else "but none has a peer to compare with"
         return _NO_PEER.found(None, devices=devices, measured=count, lacks=lacks)
     return None if report.slow else _AS_FAST.found(None, devices=devices, measured=count, least=SLOW_BELOW)
 
 
-def _failures(report: BenchReport) -> Iterator[Finding]:
-    for node in report.nodes:
-        for phase, reason in node.failures.items():
-            yield _NOT_MEASURED.found(node.node, phase=phase, reason=reason)
-
-
-def _power_limited(whose: str, phase: str, use: WorkerUse) -> Iterator[str]:
-    """That a sound GPU is slowed by its own power limit, as data centre GPUs are in long products."""
+def _power_limited(node: str, rank: int, phase: str, use: WorkerUse) -> Iterator[Finding]:
     share = POWER_LIMIT.share(use.gpu) if use.gpu is not None else 0.0
     if use.gpu is not None and share >= _LIMITED:
-        power = f" of {use.gpu.power_limit_w:.0f} W" if use.gpu.power_limit_w is not None else ""
-        yield f"{whose} {phase}: the power limit{power} held the clock back for {share:.0%} of the time"
+        limit_w = use.gpu.power_limit_w
+        limit = f" of {limit_w:.0f} W" if limit_w is not None else ""
+        yield _POWER_LIMITED.found(
+            node, rank=rank, phase=phase, limited_share=share, power_limit_w=limit_w, limit=limit
+        )
 
 
-def _notes(report: BenchReport, test: DeviceTest) -> Iterator[str]:
+def _notes(report: BenchReport, test: DeviceTest) -> Iterator[Finding]:
     repeated = f", repeated {test.repeats} times" if test.repeats > 1 else ""
-    yield (
-        f"median of the timings over {test.seconds:g} s per test{repeated}; matrix products: 2 n^3 FLOP; memory: bytes "
-        "read and written, 2 buffers for copy and 3 for triad"
-    )
+    yield _METHOD.found(None, seconds=test.seconds, repeats=test.repeats, repeated=repeated)
     for node in report.nodes:
         for worker in node.workers:
             for phase, use in worker.use.items():
-                yield from _power_limited(f"{node.node}/{worker.rank}", phase, use)
+                yield from _power_limited(node.node, worker.rank, phase, use)
     workers = report.workers
     sizes = {test.size for worker in workers for test in worker.tests if test.kind == "layers"}
     if sizes:
-        yield (
-            f"layers: batch x sequence {format_list(sorted(sizes))}, width 1024; a backward pass counts as two "
-            "forward passes; the causal mask is ignored"
-        )
+        yield _LAYERS.found(None, sizes=format_list(sorted(sizes)))
     threads = {worker.threads for worker in workers if worker.device == "cpu"}
     if threads:
         noun = "thread" if threads == {1} else "threads"
-        yield f"CPUs: torch computes with {' or '.join(sorted(map(str, threads)))} {noun} per worker"
+        yield _CPU_THREADS.found(None, threads=" or ".join(sorted(map(str, threads))), noun=noun)

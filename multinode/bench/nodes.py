@@ -23,6 +23,7 @@ from multinode.bench.figures import (
     work_of,
 )
 from multinode.cluster.facts import NodeFacts
+from multinode.findings.rule import RuleGroup
 from multinode.profile.machine_use import figures_in, use_of_gpus
 from multinode.profile.observed import ObservedNode
 from multinode.records.benchmark import LAUNCH_US
@@ -46,6 +47,20 @@ _MOST_HOLDERS = 8
 _LONGEST_NAME = 40
 # Size of driver contexts and the like.
 _LEAST_HELD_MIB = 64.0
+
+FINDINGS = RuleGroup("Findings of bench")
+_NOT_MEASURED = FINDINGS.rule(
+    "not-measured",
+    about="a node that could not be measured",
+    message="{node} could not be measured {phase}: {error}",
+    figures=("phase", "error"),
+)
+_TEST_FAILED = FINDINGS.rule(
+    "test-failed",
+    about="a test that could not be measured",
+    message="worker {rank} of {node} could not measure {label}: {error}",
+    figures=("rank", "label", "error"),
+)
 
 
 class BenchPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +94,11 @@ def _node(parts: Sequence[BenchPart]) -> BenchNode:
         node_rank=parts[0].node_rank,
         workers=tuple(worker for worker in workers if worker is not None),
         runs={part.phase: part.run_id for part in parts if part.run_id is not None},
-        failures={part.phase: part.error for part in parts if part.error is not None},
+        failures=tuple(
+            _NOT_MEASURED.found(part.node, phase=part.phase, error=part.error)
+            for part in parts
+            if part.error is not None
+        ),
     )
 
 
@@ -109,7 +128,7 @@ def _worker(rank: int, parts: Sequence[BenchPart]) -> BenchWorker | None:
         capability=_text(about.capability),
         torch=_text(about.torch),
         cuda=_text(about.cuda),
-        tests=_tests(about, timed, sensed),
+        tests=_tests(part.node, about, timed, sensed),
         use=_uses(parts, timed, gpu),
         gpu_holders=_find_holders(part.facts, gpu),
     )
@@ -124,7 +143,10 @@ def _text(value: str | None) -> str | None:
 
 
 def _tests(
-    about: DeviceSample, timed: Mapping[str, Sequence[SpeedSample]], sensed: Mapping[str, Sequence[GpuSample]]
+    node: str,
+    about: DeviceSample,
+    timed: Mapping[str, Sequence[SpeedSample]],
+    sensed: Mapping[str, Sequence[GpuSample]],
 ) -> tuple[BenchTest, ...]:
     by_key: dict[TestKey, dict[str, list[SpeedSample]]] = {}
     for phase, samples in timed.items():
@@ -132,10 +154,11 @@ def _tests(
             key = key_of(sample)
             if key is not None and (key in by_key or len(by_key) < _MOST_TESTS):
                 by_key.setdefault(key, {}).setdefault(phase, []).append(sample)
-    return tuple(_test(about, key, phases, sensed) for key, phases in by_key.items())
+    return tuple(_test(node, about, key, phases, sensed) for key, phases in by_key.items())
 
 
 def _test(
+    node: str,
     about: DeviceSample,
     key: TestKey,
     phases: Mapping[str, Sequence[SpeedSample]],
@@ -155,7 +178,9 @@ def _test(
         unit=work.unit if work is not None else "",
         alone=speeds.get("alone"),
         together=speeds.get("together"),
-        error=errors[0][:_LONGEST_ERROR] if errors else None,
+        error=_TEST_FAILED.found(node, rank=about.rank, label=key.label, error=errors[0][:_LONGEST_ERROR])
+        if errors
+        else None,
     )
 
 

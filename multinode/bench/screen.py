@@ -23,7 +23,7 @@ def show(report: BenchReport) -> Iterator[Block]:
         yield from causes
     yield Charts(lambda: _charts(report))
     yield from (msgspec.structs.replace(sheet, detail="full") for sheet in bench_sheets(report))
-    yield from (Prose(note, "note", detail="full") for note in report.notes)
+    yield from (Prose(note.message, "note", detail="full") for note in report.notes)
     yield NextCommand("Details", f"multinode show {report.run_id} --details", detail="brief")
 
 

@@ -288,7 +288,7 @@ def _unmeasured_sheet(report: BenchReport) -> Sheet:
     workers: dict[tuple[str, str], list[str]] = {}
     for whose, test in _named_tests(report):
         if test.error is not None:
-            workers.setdefault((test.label, test.error), []).append(whose)
+            workers.setdefault((test.label, str(test.error.figures[WHY.name])), []).append(whose)
     rows = [
         _of_figures(names, {LABEL: label, WHOSE: _first_of(names), WHY: error})
         for (label, error), names in workers.items()

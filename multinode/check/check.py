@@ -38,9 +38,9 @@ _SSH = CheckRules("ssh")
 
 UNVERIFIED = _SSH.warning(
     about="a node's host key is not verified (StrictHostKeyChecking no)",
-    message="its host key is not verified (StrictHostKeyChecking no in the SSH configuration): an impostor would get "
-    "the job, so multinode sends it no secrets",
-    hint="remove that setting for this node, compare the key's fingerprint, and accept it once:\nssh -o "
+    message="ssh does not verify its host key (StrictHostKeyChecking no in the SSH configuration). An impostor would "
+    "get the job, so multinode sends no secrets to this node",
+    hint="remove this setting for the node, compare the fingerprint of its key, and accept the key once:\nssh -o "
     "StrictHostKeyChecking=ask {node} true",
 )
 
@@ -226,9 +226,9 @@ def list_rules() -> tuple[CheckRule, ...]:
         for refusal in (*REFUSALS, *SLURM_REFUSALS)
     )
     late = _SSH.error(
-        about="a node answers too late, or disconnects during the check",
+        about="a node answers too late or disconnects during the check",
         message="no answer within {deadline_s} s",
-        hint="check whether it is up:\nssh {node} true",
+        hint="check whether the node is up:\nssh {node} true",
     )
     return (*unanswered, late, *_RULES)
 
@@ -252,10 +252,12 @@ _STREAM_S = 0.3
 
 
 class CheckOptions(LaunchOptions, frozen=True, kw_only=True):
-    """How nodes are checked, and how the job will be launched."""
+    """How to check the nodes, and how the job will be launched."""
 
-    bandwidth: bool | None = None  # whether to measure streams between the nodes; None: only with few nodes
-    runs: Path | None = None  # directory of earlier runs of the job, for its memory; None: not used
+    # whether to measure the bandwidth between the nodes. Default: only if there are few nodes
+    bandwidth: bool | None = None
+    # directory of earlier runs, which show how much memory the job needs. None means that this is unknown
+    runs: Path | None = None
 
 
 class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -272,7 +274,7 @@ class CheckedNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of `check --json`."""
+    """The document that `check --json` prints."""
 
     schema: str = "multinode.check/2"
     ok: bool

@@ -35,96 +35,102 @@ _LEFTOVERS = CheckRules("leftovers")
 
 NO_GPU_FOR_BACKEND = _GPUS.error(
     about="a GPU backend (nccl, xccl, hccl) is requested on a node without such a GPU",
-    message="the {backend} backend needs a GPU of its vendor, and this node has none ({reason})",
-    hint="--backend gloo measures the same network without a GPU",
+    message="the {backend} backend needs a GPU of its vendor, but this node has none ({reason})",
+    hint="to measure the same network without GPUs, use --backend gloo",
 )
 NO_GPU_HERE = _GPUS.error(
-    about="some nodes have GPUs and others have none: driver missing, container started without --gpus",
-    message="no GPU was found here ({reason}), and {peer} has {count}: its workers would use gloo while the others use "
-    "NCCL, and the first collective would hang",
-    hint="run nvidia-smi on {node}. If it fails, the driver is missing or broken (after a driver update, reboot); "
-    "start a container with --gpus all. Or remove the node from the hostfile",
+    about="some nodes have GPUs and others have none (no driver, or a container without --gpus)",
+    message="no GPU was found here ({reason}), but {peer} has {count}. Workers here would use gloo while the others "
+    "use NCCL, so the first collective would hang",
+    hint="run nvidia-smi on {node}. If it fails, the driver is missing or broken; after a driver update, reboot. "
+    "Start containers with --gpus all, or remove the node from the hostfile",
 )
 NO_SUCH_GPU = _GPUS.error(
     about="gpus= names a GPU that the node does not have",
-    message="the hostfile assigns it GPU {ids}, but it has {there}: the workers would find no device",
+    message="the hostfile assigns GPU {ids} to it, but it has {there}. Workers would find no device",
     hint="correct gpus= in the hostfile; list the GPUs of {node}:\nnvidia-smi -L",
 )
 TOO_FEW_GPUS = _GPUS.error(
     about="more workers than GPUs on a node",
-    message="{workers} workers would run here, but it has {gpus}: the last worker would find no device",
+    message="{workers} workers would run here, but the node has {gpus}. The last worker would find no device",
     hint="set slots={count} in the hostfile",
 )
 WRONG_SLOTS = _GPUS.error(
-    about="fewer slots than requested workers; or unequal numbers of workers, if the job groups them by node",
+    about="fewer slots than requested workers, or unequal numbers of workers in a job that groups workers by node",
     message="{reason}",
     hint="{way!s}",
 )
 MIXED_VENDORS = _GPUS.error(
     about="accelerators of different vendors, whose backends are incompatible",
-    message="it has {accelerator} devices, and {peer} has {expected}: their backends ({backend} and {other}) are "
-    "incompatible, and the first collective would fail or hang",
+    message="it has {accelerator} devices, but {peer} has {expected}. Their backends ({backend} and {other}) are "
+    "incompatible, so the first collective would fail or hang",
     hint="train on nodes with accelerators of one vendor; --nodes K uses the first K nodes of the hostfile",
 )
 MIXED_MODELS = _GPUS.warning(
-    about="nodes with different models of GPU: the slowest sets the pace",
-    message="it trains on {models}, but {peer} trains on {expected}: every step waits for the slowest GPU",
-    hint="train on identical nodes; gpus= in the hostfile selects GPUs of a node, --nodes the first nodes",
+    about="nodes have different GPU models, so the slowest GPU limits the speed",
+    message="it trains on {models}, but {peer} trains on {expected}. Every step waits for the slowest GPU",
+    hint=(
+        "train on identical nodes. To select GPUs of a node, use gpus= in the hostfile; to select the first nodes, "
+        "use --nodes"
+    ),
 )
 MIG_ON_SOME = _GPUS.warning(
-    about="some of the job's GPUs are divided by MIG: a MIG instance is slower than a whole GPU",
-    message="MIG divides GPU {index} here, but {peer} has a whole GPU: the job gets a MIG instance here, and every "
-    "step waits for the worker on it",
-    hint="use divided GPUs on all nodes or on none; gpus= in the hostfile selects GPUs. List the MIG instances on "
-    "{node}:\nnvidia-smi -L",
+    about="MIG divides some of the job's GPUs, but a MIG instance is slower than a whole GPU",
+    message="MIG divides GPU {index} here, but {peer} has a whole GPU. The job gets a MIG instance here, and every "
+    "step waits for its worker",
+    hint="use MIG on all nodes or on none, or select other GPUs with gpus= in the hostfile. To list the MIG instances "
+    "of {node}:\nnvidia-smi -L",
 )
 GPU_LOST = _GPUS.error(
-    about="a GPU that fell off the bus: nvidia-smi lists it with an error in place of its name",
-    message="GPU {index} does not answer ({error}): the job would find no device, or hang",
-    hint="reboot {node}; if it happens again, look for Xid errors there:\nsudo dmesg | grep -i xid",
+    about="a GPU fell off the bus: nvidia-smi shows an error instead of its name",
+    message="GPU {index} does not respond ({error}). The job would find no device, or hang",
+    hint="reboot {node}. If it happens again, look for Xid errors there:\nsudo dmesg | grep -i xid",
 )
 MIXED_MEMORY = _GPUS.warning(
-    about="GPUs of one model with different amounts of memory: the smallest sets the batch size",
-    message="a GPU has {memory} of memory here and {expected} on {peer}: a batch that fits on one may not fit on the "
+    about="GPUs of one model have different amounts of memory, so the smallest limits the batch size",
+    message="a GPU has {memory} of memory here and {expected} on {peer}. A batch that fits on one may not fit on the "
     "other",
     hint="choose a per-device batch that fits on the smallest GPU",
 )
 DRIVERS_DIFFER = _GPUS.warning(
-    about="different versions of the NVIDIA driver",
-    message="the NVIDIA driver is {version} here and {expected} on {peer}: what works there may fail here",
-    hint="install the same driver on both; to see the version, run this on {node}:\nnvidia-smi "
-    "--query-gpu=driver_version --format=csv",
+    about="nodes have different versions of the NVIDIA driver",
+    message="the NVIDIA driver is {version} here and {expected} on {peer}. Programs that work there may fail here",
+    hint="install the same driver on both nodes. To see the version on {node}:\nnvidia-smi --query-gpu=driver_version "
+    "--format=csv",
 )
 NO_PEER_TO_PEER = _GPUS.warning(
     about="GeForce RTX 40 GPUs with a driver before 550.40.07, which reports peer-to-peer support that does not work",
-    message="{nodes}: several {model} with driver {version}. Before 550.40.07 the driver reports peer-to-peer access "
-    "that these GPUs do not have: NCCL may hang, and Accelerate (the Hugging Face Trainer, LLaMA-Factory) does not "
-    "start unless both NCCL_P2P_DISABLE and NCCL_IB_DISABLE are set",
+    message="{nodes}: several {model} with driver {version}. Before 550.40.07, the driver reports peer-to-peer access "
+    "that these GPUs do not have. NCCL may hang, and Accelerate (Hugging Face Trainer, LLaMA-Factory) starts only if "
+    "NCCL_P2P_DISABLE and NCCL_IB_DISABLE are set",
     hint="set env.NCCL_P2P_DISABLE=1 and env.NCCL_IB_DISABLE=1 (=0 if NCCL should use RDMA) for {nodes!s} in the "
     "hostfile, or install driver 550.40.07 or later",
 )
 SLOW_NVIDIA_SMI = _GPUS.note(
-    about="nvidia-smi takes seconds: the driver is reloaded for each program, including every training",
-    message="nvidia-smi took {duration}: without persistence mode the driver is reloaded for each program",
-    hint="enable the nvidia-persistenced service, or run this on {node}:\nsudo nvidia-smi -pm 1",
+    about="nvidia-smi takes seconds, because the driver is reloaded for each program",
+    message=(
+        "nvidia-smi took {duration}. Without persistence mode, the driver is reloaded for each program, including "
+        "every training"
+    ),
+    hint="enable the nvidia-persistenced service, or run on {node}:\nsudo nvidia-smi -pm 1",
 )
 NCCL_DIFFERS = _VERSIONS.error(
-    about="torch uses different, incompatible versions of NCCL",
-    message="NCCL is {version} here and {expected} on {peer}: workers with these versions refuse to connect, or hang",
+    about="nodes have incompatible versions of NCCL",
+    message="NCCL is {version} here and {expected} on {peer}: workers with these versions refuse to connect or hang",
     hint="run this on {node}:\n{python} -m pip install {package}",
 )
 CUDA_DIFFERS = _VERSIONS.warning(
-    about="torch built with different versions of CUDA",
+    about="torch was built with different versions of CUDA",
     message="torch was built with CUDA {version} here and with {expected} on {peer}: kernels and NCCL may differ",
-    hint="install torch on both from the same package index: run this on {node}:\n"
-    "{python} -m pip install --force-reinstall {package}",
+    hint="install torch from the same package index on both nodes: run on {node}:\n{python} -m pip install "
+    "--force-reinstall {package}",
 )
 
 _TO_CPUS = "To train on the CPUs on purpose: --env CUDA_VISIBLE_DEVICES="
 TORCH_WITHOUT_CUDA = _VERSIONS.error(
-    about="torch was built without CUDA on a node whose NVIDIA GPUs the job uses: it would train on the CPUs. On "
-    "aarch64, `pip install torch` may install such a build",
-    message="{nodes}: torch {version} was built without CUDA{pip}, and the job would train on the CPUs in place of "
+    about="torch was built without CUDA, although the job uses a node's NVIDIA GPUs. On aarch64, `pip install torch` "
+    "may install such a build",
+    message="{nodes}: torch {version} was built without CUDA{pip}, so the job would train on the CPUs instead of "
     "{gpus}",
     hint="install a build with CUDA on {nodes!s}. " + _TO_CPUS + "\n{python} -m pip install --force-reinstall "
     "{package} --index-url {index}",
@@ -132,63 +138,71 @@ TORCH_WITHOUT_CUDA = _VERSIONS.error(
 TORCH_TOO_NEW = _VERSIONS.error(
     about="torch finds no GPU because its CUDA is newer than the driver",
     message="{nodes}: torch finds no GPU. It was built for CUDA {cuda}, which needs NVIDIA driver {needed} or later, "
-    "and the driver is {driver}: the job would train on the CPUs",
+    "but the driver is {driver}. The job would train on the CPUs",
     hint="install driver {needed} or later on {nodes!s}, or a torch for this driver. " + _TO_CPUS + "\n{python} -m pip "
     "install --force-reinstall {package} --index-url {index}",
 )
 MAY_BE_TOO_NEW = _VERSIONS.warning(
     about="torch's CUDA is newer than the driver, and multinode could not check whether torch finds a GPU",
-    message="{nodes}: torch was built for CUDA {cuda}, which needs NVIDIA driver {needed} or later, and the driver is "
-    "{driver}: torch may find no GPU ({reason})",
-    hint="check what torch finds on {nodes!s}; with CUDA's forward-compatibility libraries it works:\n{python} -c "
-    "'import torch; torch.cuda.init()'",
+    message="{nodes}: torch was built for CUDA {cuda}, which needs NVIDIA driver {needed} or later, but the driver is "
+    "{driver}. torch may find no GPU ({reason})",
+    hint="check on {nodes!s} whether torch finds a GPU; it does with CUDA's forward-compatibility libraries:\n"
+    "{python} -c 'import torch; torch.cuda.init()'",
 )
 TORCH_FINDS_NO_GPU = _VERSIONS.error(
     about="nvidia-smi lists GPUs, but the job's torch finds none",
-    message="{nodes}: torch finds no GPU ({reason}), and the job would train on the CPUs in place of {gpus}",
-    hint="find out why on {nodes!s}. " + _TO_CPUS + "\n{python} -c 'import torch; torch.cuda.init()'",
+    message="{nodes}: torch finds no GPU ({reason}), so the job would train on the CPUs instead of {gpus}",
+    hint="run the command below on {nodes!s} to find out why. "
+    + _TO_CPUS
+    + "\n{python} -c 'import torch; torch.cuda.init()'",
 )
 NO_KERNELS = _VERSIONS.error(
-    about="torch has no kernels for the architecture of a GPU: the first one fails",
-    message="{nodes}: torch {version} has no kernels for {model} (compute capability {capability}), only for {built}: "
-    "the first kernel would fail with `no kernel image is available`",
+    about="torch has no kernels for the architecture of a GPU, so the first kernel fails",
+    message="{nodes}: torch {version} has no kernels for {model} (compute capability {capability}), only for {built}. "
+    "The first kernel would fail with `no kernel image is available`",
     hint="install a build for this GPU on {nodes!s}:\n{python} -m pip install --force-reinstall {package} --index-url "
     "{index}",
 )
 
 GPU_HELD = _GPUS.warning(
-    about="another process is on a GPU that the job would use",
-    message="GPU {index} is in use by {who}, with {used} of its {total} of memory: the job would share it, and every "
-    "step on all nodes waits for the slowest GPU",
-    hint="run nvidia-smi on {node}; wait until the process ends, or choose other GPUs with gpus= in the hostfile",
+    about="another process uses a GPU that the job would use",
+    message="GPU {index} is in use by {who}, with {used} of its {total} of memory. The job would share this GPU, and "
+    "every step on all nodes waits for the slowest GPU",
+    hint=(
+        "run nvidia-smi on {node} to see its processes; wait until they end, or choose other GPUs with gpus= in the "
+        "hostfile"
+    ),
 )
 GPU_FULL = _GPUS.error(
     about="a GPU that the job would use has almost no free memory",
-    message="GPU {index} is full: {who} uses {used} of its {total}, and the job would run out of memory",
-    hint="run nvidia-smi on {node}; wait until the process ends, or choose other GPUs with gpus= in the hostfile",
+    message="GPU {index} is full: {who} uses {used} of its {total}, so the job would run out of memory",
+    hint=(
+        "run nvidia-smi on {node} to see its processes; wait until they end, or choose other GPUs with gpus= in the "
+        "hostfile"
+    ),
 )
 LEFTOVER = _LEFTOVERS.warning(
-    about="unsupervised processes of an earlier run",
-    message="found {count} of run {run}, left behind without a supervisor ({commands}): the job cannot use the cores, "
-    "memory and ports in use there",
+    about="processes of an earlier run still run without a supervisor",
+    message="run {run} left {count} behind without a supervisor ({commands}). The job cannot use the cores, memory "
+    "and ports in use there",
     hint="run this on {node}:\nkill -9 {pids!s}",
 )
 LEFTOVER_ON_GPU = _LEFTOVERS.error(
-    about="processes of an earlier run still hold a GPU that the job would use",
-    message="found {count} of run {run} on GPU {gpus}, left behind without a supervisor ({commands}): the job would "
-    "run out of memory there, or share the GPU",
+    about="processes of an earlier run still use a GPU that the job would use",
+    message="GPU {gpus} is still in use by {count} of run {run}, which lacks a supervisor ({commands}). The job would "
+    "share the GPU, or run out of memory",
     hint="run this on {node}:\nkill -9 {pids!s}",
 )
 RUN_GOES_ON = _LEFTOVERS.note(
-    about="another run of multinode is still running",
-    message="run {run} is still running ({nodes}): it shares cores, memory and network with the job",
-    hint="wait until it ends, or stop it on all its nodes (with --hosts HOSTFILE if another machine launched "
-    "it):\nmultinode stop {run}",
+    about="another multinode run is still running",
+    message="run {run} is still running ({nodes}), so it would share cores, memory and network with the job",
+    hint="wait until it ends, or stop it on all its nodes (add --hosts HOSTFILE if another machine launched it):\n"
+    "multinode stop {run}",
 )
 RUN_ON_GPU = _LEFTOVERS.warning(
-    about="another run of multinode is still running, on GPUs that the job would use",
-    message="run {run} is still running here and holds GPU {gpus}: the job would share it",
-    hint="wait until it ends, choose other GPUs in the hostfile (gpus=), or stop it on all its nodes (with --hosts "
+    about="another multinode run still uses GPUs that the job would use",
+    message="run {run} is still running here and uses GPU {gpus}, which the job would share",
+    hint="wait until it ends, choose other GPUs in the hostfile (gpus=), or stop it on all its nodes (add --hosts "
     "HOSTFILE if another machine launched it):\nmultinode stop {run}",
 )
 

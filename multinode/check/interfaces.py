@@ -16,67 +16,67 @@ _INTERFACE = CheckRules("interface")
 _HOSTNAME = CheckRules("hostname")
 
 NO_ROUTE = _INTERFACE.error(
-    about="a node has no route to a peer's data-plane address",
-    message="it has no route to {peers} ({addr}: {reason}): collectives cannot reach {peers} from here",
-    hint="give all nodes addresses in one network (addr= in the hostfile), or run this on {node}{gateway!s}:\n"
-    "{command!s}",
+    about="a node has no route to the data-plane address of a peer",
+    message="it has no route to {peers} ({addr}: {reason}), so its collectives cannot reach {peers}",
+    hint="give all nodes addresses in one network (addr= in the hostfile), or run on {node}{gateway!s}:\n{command!s}",
 )
 UNANSWERABLE_ROUTE = _INTERFACE.error(
-    about="a node sends to a peer from an address in a network that the peer has no interface in",
-    message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}), a network in which {peers} "
-    "has no interface: the replies are lost, or rp_filter drops the packets, and the first collective hangs",
-    hint="run this on {node}{gateway!s}:\n{command!s}",
+    about="a node sends to a peer from an address in a network in which the peer has no interface",
+    message="it listens at {mine} ({ifname}) but sends to {peers} from {source} ({other}), a network in which {peers} "
+    "has no interface. Replies are lost, or rp_filter drops the packets, so the first collective hangs",
+    hint="run on {node}{gateway!s}:\n{command!s}",
 )
 OTHER_ROUTE = _INTERFACE.warning(
-    about="asymmetric routes: a node listens on one interface and sends to its peers over another",
-    message="it listens at {mine} ({ifname}) and sends to {peers} from {source} ({other}): NCCL_SOCKET_IFNAME sets "
-    "where a node listens, but the kernel's route sets where it sends, so half of the traffic takes the other network",
-    hint="run this on {node}{gateway!s}:\n{command!s}",
+    about="asymmetric routes: a node listens on one interface and sends over another",
+    message="it listens at {mine} ({ifname}) but sends to {peers} from {source} ({other}). NCCL_SOCKET_IFNAME selects "
+    "the interface that a node listens on, but the kernel's routes select the interface that it sends over. So half "
+    "of the traffic uses the other network",
+    hint="run on {node}{gateway!s}:\n{command!s}",
 )
 SHARED_SUBNET = _INTERFACE.warning(
     about="two interfaces of a node are in one subnet",
-    message="{ifname} and {others} are both in {network}: the kernel answers for either address on either interface "
-    "and sends over the first one, so traffic for {ifname} may take the other and connections time out",
-    hint="on {node}, put {others!s} into a subnet of its own or bond the interfaces{way!s}",
+    message="{ifname} and {others} are both in {network}. The kernel answers for both addresses on both interfaces "
+    "and sends over the first, so traffic for {ifname} may use the other interface, and connections may time out",
+    hint="on {node}, put {others!s} into a subnet of its own, or bond the interfaces{way!s}",
 )
 NCCL_WOULD_TAKE = _INTERFACE.note(
-    about="by default NCCL would use docker, bridge or VPN interfaces; multinode's launches name another",
-    message="by default NCCL {version} would use {taken} on {nodes}, but {virtual} does not reach the other nodes, or "
-    "is slow: launches by hand may hang; multinode names the interface",
-    hint="for launches by hand, run this on {nodes!s}:\nexport NCCL_SOCKET_IFNAME=={ifname}",
+    about="by default, NCCL would use docker, bridge or VPN interfaces; multinode sets another interface for its jobs",
+    message="by default, NCCL {version} would use {taken} on {nodes}, but {virtual} does not reach the other nodes, "
+    "or is slow. Manual launches may hang; multinode sets the interface for its jobs",
+    hint="for manual launches, run on {nodes!s}:\nexport NCCL_SOCKET_IFNAME=={ifname}",
     by_hand=True,
 )
 NCCL_WILL_TAKE = _INTERFACE.warning(
-    about="NCCL would use docker, bridge or VPN interfaces, and nothing names the right one",
-    message="nothing sets the interface of {nodes}: NCCL {version} would use {taken}, but {virtual} does not reach the "
-    "other nodes, or is slow: the first collective may hang",
-    hint="name each node's training interface in the hostfile: ifname=",
+    about="NCCL would use docker, bridge or VPN interfaces, because no setting names the right one",
+    message="no setting names the interface of {nodes}. NCCL {version} would use {taken}, but {virtual} does not "
+    "reach the other nodes, or is slow. The first collective may hang",
+    hint="set each node's training interface in the hostfile: ifname=",
 )
 WIRELESS = _INTERFACE.warning(
-    about="the data plane goes over wireless",
-    message="its data plane, {ifname}, is wireless: slow, shared and sometimes interrupted, and every training step "
-    "waits for the slowest node",
+    about="the data plane is wireless",
+    message="its data plane, {ifname}, is wireless. Wireless is slow, shared and sometimes interrupted, and every "
+    "training step waits for the slowest node",
     hint="{way!s}",
 )
 TUNNEL = _INTERFACE.warning(
-    about="the data plane goes through a VPN or a tunnel",
-    message="its data plane, {ifname}, is a VPN or tunnel ({driver}): a CPU encapsulates every packet, large packets "
-    "may not fit, and gradients move at a fraction of the NIC's speed",
+    about="the data plane is a VPN or a tunnel",
+    message="its data plane, {ifname}, is a VPN or tunnel ({driver}). A CPU encapsulates every packet, large packets "
+    "may not fit, and gradients are sent at a fraction of the NIC's speed",
     hint="{way!s}",
 )
 NAME_MISLEADS = _HOSTNAME.note(
-    about="a node's own name resolves to loopback, or not at all; multinode's launches do not depend on it",
-    message="the name of {nodes} resolves to {target}: by default gloo would listen there, and no other node could "
-    "connect. This affects launches by hand; multinode names the interface",
-    hint="for launches by hand, map the name to the address of {ifname} in /etc/hosts, or run this on {nodes!s}:\n"
-    "export GLOO_SOCKET_IFNAME={ifname}",
+    about="a node's own name resolves to loopback, or not at all; jobs of multinode do not depend on it",
+    message="the name of {nodes} resolves to {target}. By default, gloo would listen there, and no other "
+    "node could connect. This affects only manual launches; multinode sets the interface for its jobs",
+    hint="for manual launches, map the name to the address of {ifname} in /etc/hosts, or run on {nodes!s}:\nexport "
+    "GLOO_SOCKET_IFNAME={ifname}",
     by_hand=True,
 )
 NAME_DECIDES = _HOSTNAME.warning(
-    about="a node's own name resolves to loopback, or not at all, and nothing names the interface",
-    message="the name of {nodes} resolves to {target}, and nothing sets the interface: gloo would listen there, no "
-    "other node could connect, and it would fail with connectFullMesh",
-    hint="name each node's training interface in the hostfile: ifname=; or map the name to its address in /etc/hosts",
+    about="a node's own name resolves to loopback, or not at all, and no setting names the interface",
+    message="the name of {nodes} resolves to {target}, and no setting names the interface. gloo would listen there, "
+    "no other node could connect, and gloo would fail with connectFullMesh",
+    hint="set each node's training interface in the hostfile: ifname=, or map the name to its address in /etc/hosts",
 )
 
 # Software interfaces, by name without the number.

@@ -14,86 +14,89 @@ from multinode.units import BITS_PER_BYTE, ETHERNET_MTU, format_rate, goodput_gb
 _LINK = CheckRules("link")
 
 LINK_DOWN = _LINK.error(
-    about="the data-plane NIC has no link: cable out, switch port off, interface down",
-    message="{ifname}, the training interface, is down: the other nodes cannot reach this one",
-    hint="if it stays down, check the cable and switch port, and run this on {node}:\nsudo ip link set dev {ifname} up",
+    about="the data-plane NIC has no link (cable unplugged, switch port off, interface down)",
+    message="the training interface {ifname} is down, so other nodes cannot reach this one",
+    hint="if it stays down, check the cable and switch port, and run on {node}:\nsudo ip link set dev {ifname} up",
 )
 BELOW_MAXIMUM = _LINK.warning(
-    about="a NIC that negotiated less than it supports: a bad cable, a slower switch port",
-    message="{ifname} runs at {speed}, but the NIC supports {best}: a cable, connector or switch port limits it, and "
+    about="a NIC negotiated a lower rate than it supports (bad cable, slower switch port)",
+    message="{ifname} runs at {speed}, but the NIC supports {best}. A cable, connector or switch port limits it, and "
     "every collective runs at the speed of the slowest link",
-    hint="try another cable and switch port; to see what both ends advertise, run this on {node}:\nsudo ethtool "
+    hint="try another cable and switch port. To see which rates both ends advertise, run on {node}:\nsudo ethtool "
     "{ifname}",
 )
 BELOW_PEERS = _LINK.warning(
-    about="a node with a slower link than the others",
-    message="{ifname} runs at {speed}, but the link of {peer} runs at {best}: every collective runs at the slower "
+    about="a node has a slower link than the others",
+    message="{ifname} runs at {speed}, but the link of {peer} runs at {best}. Every collective runs at the slower "
     "speed",
-    hint="try another cable, NIC or switch port for {node}; if it has a faster NIC, name that in the hostfile: ifname=",
+    hint="try another cable, NIC or switch port for {node}. If it has a faster NIC, set it in the hostfile: ifname=",
 )
 HALF_DUPLEX = _LINK.warning(
-    about="half duplex: one end of the cable does not negotiate",
-    message="{ifname} runs at half duplex: it cannot send and receive at the same time, as ring algorithms do, and "
-    "loses packets",
+    about="half duplex: one end of the link does not negotiate",
+    message="{ifname} runs in half duplex. It loses packets and cannot send and receive at the same time, as ring "
+    "algorithms do",
     hint="enable autonegotiation on the switch port and on {node}:\nsudo ethtool -s {ifname} autoneg on",
 )
 LINK_ERRORS = _LINK.warning(
-    about="a NIC counts errors: a bad cable or connector",
-    message="{ifname} has counted {errors} errors in {packets} packets: TCP retransmits each, and the link is slower "
+    about="a NIC counts errors (bad cable or connector)",
+    message="{ifname} has counted {errors} errors in {packets} packets. TCP retransmits each, so the link is slower "
     "than its rate",
-    hint="replace the cable or connector of {node}; check whether the count still grows:\nip -s link show {ifname}",
+    hint="replace the cable or connector of {node}. To check whether the count still grows:\nip -s link show {ifname}",
 )
 
 MTU_DIFFERS = _LINK.warning(
-    about="different MTUs on the data plane: large packets are lost, or every node is slower than necessary",
-    message="{ifname} has MTU {mtu}, and {peer} has {expected}: small packets pass, but large ones may be lost "
-    "without an error",
+    about="MTUs on the data plane differ, so large packets are lost, or all nodes are slower than necessary",
+    message="{ifname} has MTU {mtu}, but {peer} has {expected}. Large packets may be lost without an error",
     hint="set the same MTU on {node}; the switches must support it too:\nsudo ip link set dev {ifname} mtu {expected}",
 )
 SLOW_NODE = _LINK.warning(
-    about="a node's link carries much less than it negotiated, in both directions",
-    message="{ifname} sends and receives no more than {best} of {ceiling}: every collective runs at the speed of this "
-    "node",
-    hint="check cable, connector, switch port and other traffic on {node}, and measure again on an idle network:\nip "
-    "-s link show {ifname}\nsudo ethtool {ifname}\nmultinode check --bandwidth",
+    about="a node's link carries much less than its rate, in both directions",
+    message="{ifname} sends and receives at most {best} of {ceiling}. Every collective runs at the speed of this node",
+    hint="check the cable, connector, switch port and other traffic of {node}, and measure again on an idle network:\n"
+    "ip -s link show {ifname}\nsudo ethtool {ifname}\nmultinode check --bandwidth",
 )
 SLOW_SENDER = _LINK.warning(
-    about="a node that sends slowly and receives well",
-    message="{ifname} sends no more than {best} of {ceiling}, and receives at full speed: every collective runs at the "
+    about="a node sends slowly but receives at full speed",
+    message="{ifname} sends at most {best} of {ceiling}, but receives at full speed. Every collective runs at the "
     "speed of this node",
     hint="look for a traffic shaper or other traffic on {node}:\ntc -s qdisc show dev {ifname}\nsudo ethtool -S "
     "{ifname}",
 )
 SLOW_RECEIVER = _LINK.warning(
-    about="a node that receives slowly and sends well",
-    message="{ifname} receives no more than {best} of {ceiling}, and sends at full speed: every collective runs at the "
+    about="a node receives slowly but sends at full speed",
+    message="{ifname} receives at most {best} of {ceiling}, but sends at full speed. Every collective runs at the "
     "speed of this node",
     hint="look for lost packets, a policer, or other traffic to {node}:\ntc -s qdisc show dev {ifname}\nsudo ethtool "
     "-S {ifname}",
 )
 SLOW_PAIR = _LINK.warning(
-    about="the network is slow between two nodes, but both are fast with others",
-    message="a stream from {source} to {target} reaches {best} of {ceiling}: something between the two limits it",
-    hint="check whether they are on different switches with a slower link between them; run this on {source}:\n"
+    about="the network is slow between two nodes, but both are fast with other nodes",
+    message=(
+        "a stream from {source} to {target} reaches only {best} of {ceiling}, so something between the two nodes "
+        "limits it"
+    ),
+    hint="check whether the nodes are on different switches with a slower link between them. Run on {source}:\n"
     "traceroute -n {addr}",
 )
 SLOW_BETWEEN = _LINK.warning(
     about="the network is slow between two nodes in both directions",
-    message="a stream between {source} and {target} reaches at most {best} of {ceiling} in both directions: the cause "
-    "is a NIC, cable or switch port of either node, or something between them",
-    hint="replace the cables of both and check again; run this on both:\nsudo ethtool {ifname}\nip -s link show "
+    message="a stream between {source} and {target} reaches at most {best} of {ceiling} in both directions. The cause "
+    "is a NIC, cable or switch port of one of the nodes, or something between them",
+    hint="replace the cables of both nodes and check again. Run on both:\nsudo ethtool {ifname}\nip -s link show "
     "{ifname}",
 )
 ALL_SLOW = _LINK.note(
-    about="between all nodes, the network carries less than its links could",
-    message="no stream between the nodes exceeds {best} of {ceiling}: the switch limits it, or the CPUs are busy",
-    hint="measure again on idle nodes, or with collectives:\nmultinode nccl-test",
+    about="the network between all nodes carries less than the links could",
+    message=(
+        "no stream between the nodes exceeds {best} of {ceiling}. The switch limits the streams, or the CPUs are busy"
+    ),
+    hint="measure again on idle nodes, or measure collectives:\nmultinode nccl-test",
 )
 ONE_CONNECTION = _LINK.note(
-    about="a link of 10 Gbit/s or more that one TCP connection cannot fill",
-    message="one TCP connection reaches at most {best} of {ceiling}: at this speed one CPU core is the limit, but NCCL "
-    "opens several connections",
-    hint="measure what collectives reach:\nmultinode nccl-test",
+    about="one TCP connection cannot use the full rate of a link of 10 Gbit/s or more",
+    message="one TCP connection reaches at most {best} of {ceiling}. At this speed the limit is one CPU core, but "
+    "NCCL opens several connections",
+    hint="measure collectives:\nmultinode nccl-test",
 )
 
 _MUCH_LESS = 0.95

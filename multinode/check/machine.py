@@ -29,31 +29,31 @@ _MACHINE = CheckRules("machine")
 _CLOCK = CheckRules("clock")
 
 NO_INTERPRETER = _INTERPRETER.error(
-    about="the job's interpreter is not on a node",
+    about="a node does not have the job's interpreter",
     message="no interpreter for the job: {reason}",
-    hint="name the interpreter of the training environment in the hostfile: python=/path/to/env/bin/python",
+    hint="set the interpreter of the training environment in the hostfile: python=/path/to/env/bin/python",
 )
 NOT_INSTALLED = _PACKAGES.error(
-    about="packages that the job imports are not installed for its interpreter",
+    about="the job's interpreter lacks packages that the job imports",
     message="{words} not installed for {python}",
-    hint="correct python= in the hostfile, or on the node:\n{python} -m pip install {packages!s}",
+    hint="correct python= in the hostfile, or run on the node:\n{python} -m pip install {packages!s}",
 )
 OTHER_SHELL = _INTERPRETER.error(
-    about="the training environment is available in interactive shells only (conda, modules, .bashrc)",
-    message="over SSH the job would run {python}, which has no {words}; an interactive shell finds {other}: its setup "
-    "(conda, a module, ~/.bashrc) is not read for commands over SSH",
-    hint="name it on the line of {node} in the hostfile: python={other}",
+    about="the training environment is only available in interactive shells (conda, modules, .bashrc)",
+    message="over SSH, the job would run {python}, which has no {words}. An interactive shell finds {other}, because "
+    "it runs a setup (conda, a module, ~/.bashrc) that commands over SSH do not run",
+    hint="set this on the line of {node} in the hostfile: python={other}",
 )
 TOOL_MISSING = _PACKAGES.error(
     about="a program that starts the job (torchrun, llamafactory-cli) is neither next to the interpreter nor on PATH",
-    message="{tool} is neither next to {python} nor on the PATH of a non-interactive shell{elsewhere}: the job could "
-    "not start",
-    hint="name an environment that has it in the hostfile (python=), or on the node:\n{python} -m pip install "
+    message="{tool} is neither next to {python} nor on the PATH of a non-interactive shell{elsewhere}, so the job "
+    "cannot start",
+    hint="set an environment that has it in the hostfile (python=), or run on the node:\n{python} -m pip install "
     "{package}",
 )
 VERSIONS_DIFFER = _VERSIONS.error(
     about="nodes have different versions of a package that must match",
-    message="{package} is {version} here and {expected} on {peer}: the versions must match",
+    message="{package} is {version} here and {expected} on {peer}, but the versions must match",
     hint="if {peer} has the right one, run this on {node}:\n{python} -m pip install {package}=={public}{build!s}",
 )
 
@@ -132,89 +132,92 @@ def needed_tools(job: Job | Benchmark | None) -> tuple[str, ...]:
 
 
 SAME_MACHINE = _MACHINE.error(
-    about="one machine is in the hostfile twice, under two names or addresses",
-    message="it is the same machine as {peer} (hostname {names}): its workers would share cores and GPUs with "
-    "those of {peer}, NCCL refuses two workers on one GPU, and no network connects them",
-    hint="remove one of the two lines from the hostfile, and set slots= of the other to the machine's number of GPUs",
+    about="one machine is listed twice in the hostfile, with two names or addresses",
+    message="it is the same machine as {peer} (hostname {names}). Their workers would share cores and GPUs, NCCL "
+    "refuses two workers on one GPU, and no network connects them",
+    hint=(
+        "remove one of the two lines from the hostfile, and set slots= on the other line to the number of GPUs of the "
+        "machine"
+    ),
 )
 SHARED_MACHINE = _MACHINE.warning(
     about="two containers on one machine are listed as two nodes",
-    message="it is another container on the machine of {peer} ({hostname} and {other}): they share its "
-    "cores, memory and NIC; if both see the same GPU, NCCL takes them for two hosts and both train on it",
+    message="it is another container on the machine of {peer} ({hostname} and {other}). Both share its cores, memory "
+    "and NIC. If both see the same GPU, both train on it, because NCCL takes them for two hosts",
     hint="give each container its own GPUs (docker: --gpus device=0), or use the machine as one node",
 )
 BRIDGED_CONTAINER = _MACHINE.warning(
     about="a docker container without host networking, whose address other machines cannot reach",
-    message="it is a container on docker's bridge: only its own machine can reach its address {addr}, and workers on "
+    message="it is a container on docker's bridge. Only its own machine can reach its address {addr}, so workers on "
     "other machines cannot connect to it",
     hint="start the container with --network=host, and give its sshd its own port: port= in the hostfile",
 )
 CLOCK_OFF = _CLOCK.warning(
-    about="a node's clock differs from the others by more than two seconds",
-    message="its clock is {skew} {way} {peer}: times in logs are not comparable, the wrong node may be blamed for a "
-    "failure, and certificates may seem expired",
+    about="a node's clock differs from the others' by more than two seconds",
+    message="its clock is {skew} {way} {peer}. Times in logs are not comparable, a failure may be attributed to the "
+    "wrong node, and certificates may seem expired",
     hint="run this on {node}:\nsudo timedatectl set-ntp true",
 )
 CONTROLLER_CLOCK_OFF = _CLOCK.warning(
-    about="the controller's clock differs from those of all nodes",
-    message="the clock of this machine, the controller, is {skew} {way} those of the nodes: times in logs are not "
-    "comparable",
+    about="the controller's clock differs from all nodes' clocks",
+    message="the clock of this machine, the controller, is {skew} {way} the clocks of the nodes. Times in logs are "
+    "not comparable",
     hint="on this machine:\nsudo timedatectl set-ntp true",
 )
 
 SMALL_SHM = _MACHINE.warning(
-    about="too little space in /dev/shm, such as docker's default: data loader workers and NCCL fail with a bus error",
-    message="shared memory (/dev/shm) is only {total} on {nodes}, and {users} share data there: a worker may fail with "
-    "`Bus error` or `No space left on device`",
-    hint="docker: start the container with --shm-size=16g (or --ipc=host); otherwise run this on {nodes!s}:\n"
-    "sudo mount -o remount,size=16G /dev/shm",
+    about="too little space in /dev/shm, as with docker's default; data loader workers and NCCL fail with a bus error",
+    message="shared memory (/dev/shm) has only {total} on {nodes}, but {users} share data there. A worker may fail "
+    "with `Bus error` or `No space left on device`",
+    hint="with docker, start the container with --shm-size=16g (or --ipc=host); otherwise run on {nodes!s}:\nsudo "
+    "mount -o remount,size=16G /dev/shm",
 )
 FULL_SHM = _MACHINE.warning(
-    about="files left behind by dead processes fill /dev/shm",
-    message="only {free} of the {total} of shared memory (/dev/shm) on {nodes} is free, and {users} share data there: "
-    "a worker may fail with `Bus error`",
-    hint="on {nodes!s}, list the files there and remove those that no process uses:\nls -lat /dev/shm",
+    about="files of dead processes fill /dev/shm",
+    message="only {free} of the {total} of shared memory (/dev/shm) on {nodes} is free, but {users} share data there. "
+    "A worker may fail with `Bus error`",
+    hint="list the files on {nodes!s}, and remove files that no process uses:\nls -lat /dev/shm",
 )
 DISK_FULL = _MACHINE.error(
-    about="no free space where a run keeps its log and samples",
-    message="the disk of the home directory, where a run keeps its log, has {free} free: the run would fail "
+    about="no free space on the disk where a run stores its log and samples",
+    message="the disk of the home directory, where a run stores its log, has only {free} free. The run would fail "
     "immediately",
-    hint="free space on {node}; find what uses it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
+    hint="free space on {node}. To find what uses it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
 )
 DISK_LOW = _MACHINE.warning(
-    about="less than 1 GiB free where a run keeps its log and samples",
-    message="the disk of the home directory, where a run keeps its log, has {free} free: a checkpoint there may not "
-    "fit",
-    hint="free space on {node}; find what uses it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
+    about="less than 1 GiB is free on the disk where a run stores its log and samples",
+    message="the disk of the home directory, where a run stores its log, has only {free} free. A checkpoint may not "
+    "fit there",
+    hint="free space on {node}. To find what uses it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
 )
 OFFLOAD_TOO_LARGE = _MACHINE.warning(
-    about="DeepSpeed offload to a node with too little memory",
+    about="DeepSpeed offloads to the CPU, but the node has too little memory",
     message="the DeepSpeed JSON offloads {what} to the CPU. For {billions} billion parameters ({source}) on {count} "
-    "nodes this takes about {need} GiB on each, but {nodes} may use only {there} GiB: the kernel would kill a worker "
-    "(exit code -9)",
+    "nodes, this needs about {need} GiB on each node, but {nodes} may use only {there} GiB. The kernel would kill a "
+    "worker (exit code -9)",
     hint="remove {keys!s} from the DeepSpeed JSON, train an adapter ({option!s}), or train on more nodes",
 )
 MEMORY_LIMITED = _MACHINE.note(
     about="a container or login session may use only part of the machine's memory",
-    message="{nodes} may use {limit} of the machine's {total} GiB of memory: above that the kernel kills a worker "
-    "(exit code -9), whatever `free` shows",
-    hint="docker: --memory; systemd:\nsystemctl set-property user-$UID.slice MemoryMax=infinity",
+    message="{nodes} may use only {limit} of the machine's {total} GiB of memory, although `free` shows all. Above "
+    "this limit, the kernel kills a worker (exit code -9)",
+    hint="raise the limit. docker: --memory; systemd:\nsystemctl set-property user-$UID.slice MemoryMax=infinity",
 )
 FEW_OPEN_FILES = _MACHINE.warning(
     about="the limit on open files is too low for training",
-    message="a process on {nodes} may open {limit} files: sockets to the other workers and data loaders need more "
-    "(`Too many open files`)",
-    hint="run this on {nodes!s} as root, then log in again:\n{raise_files!s}",
+    message="a process on {nodes} may open only {limit} files, but sockets to other workers and data loaders need "
+    "more (`Too many open files`)",
+    hint="run on {nodes!s} as root, then log in again:\n{raise_files!s}",
 )
 LOW_OPEN_FILES = _MACHINE.note(
     about="the limit on open files is too low for large training jobs",
-    message="a process on {nodes} may open {limit} files: many data loader workers or a large cluster may need more "
-    "(`Too many open files`)",
-    hint="run this on {nodes!s} as root, then log in again:\n{raise_files!s}",
+    message="a process on {nodes} may open only {limit} files; many data loader workers or a large cluster may need "
+    "more (`Too many open files`)",
+    hint="run on {nodes!s} as root, then log in again:\n{raise_files!s}",
 )
 FEW_PROCESSES = _MACHINE.warning(
     about="the limit on processes and threads is too low for training",
-    message="on {nodes} user {user} may have {limit} processes and threads: each worker has dozens "
+    message="on {nodes}, user {user} may have only {limit} processes and threads, but each worker has dozens "
     "(`Resource temporarily unavailable`)",
     hint="run this on {nodes!s} as root, then log in again:\nprintf '* soft nproc unlimited\\n' > "
     "/etc/security/limits.d/multinode-nproc.conf",

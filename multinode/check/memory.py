@@ -28,15 +28,15 @@ _MOST_RUNS = 50
 
 DOES_NOT_FIT = _MEMORY.warning(
     about="the training needs more memory than the smallest GPU has",
-    message="the training needs about {needed} GiB of GPU memory per worker ({basis}), and the smallest GPU "
-    "has {total} GiB",
+    message="the training needs about {needed} GiB of GPU memory per worker ({basis}), but the smallest GPU has "
+    "{total} GiB",
     hint="{way!s}",
 )
 MAY_NOT_FIT = _MEMORY.note(
-    about="samples of different lengths may fragment more memory than the smallest GPU has",
-    message="the training needs about {needed} GiB of GPU memory per worker ({basis}), and samples of different "
-    "lengths may take up to {most} GiB: the smallest GPU has {total} GiB",
-    hint="let the allocator grow its segments: --env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    about="samples of different lengths may fragment memory and exceed that of the smallest GPU",
+    message="the training needs about {needed} GiB of GPU memory per worker ({basis}). With samples of different "
+    "lengths, it may need up to {most} GiB, but the smallest GPU has {total} GiB",
+    hint="use expandable segments: --env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
 )
 
 

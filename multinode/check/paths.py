@@ -21,96 +21,107 @@ _CONTENT = CheckRules("content")
 _SHARED = CheckRules("shared")
 
 PATH_MISSING = _PATHS.error(
-    about="a file or directory of the job is not on a node: model, dataset, dataset_info.json, script",
-    message="{path} is missing; the job reads it on every node",
-    hint="copy it to the nodes; run in this directory:\nmultinode copy{hosts!s} {path}",
+    about="a node lacks a file or directory of the job (model, dataset, dataset_info.json, script)",
+    message="{path} is missing, but the job reads it on every node",
+    hint="copy it to the nodes. Run in this directory:\nmultinode copy{hosts!s} {path}",
 )
 PATH_ELSEWHERE = _PATHS.error(
-    about="the launch directory and its files are not on a node",
-    message="{path} is missing in {cwd}, where the job would run: {here}, the directory of this launch, is not on "
-    "{node}",
-    hint="copy the directory; run in it:\n{ssh!s} mkdir -p {target!s} && {scp!s} . {destination}:{target!s}/",
+    about="a node lacks the launch directory and its files",
+    message="{path} is missing in {cwd}, where the job would run. {node} does not have {here}, the directory of this "
+    "launch",
+    hint="copy the directory. Run in it:\n{ssh!s} mkdir -p {target!s} && {scp!s} . {destination}:{target!s}/",
 )
 PATH_NOWHERE = _PATHS.error(
     about="a file or directory of the job is neither on a node nor on this machine",
-    message="{path} is missing on {nodes} and on this machine; the job reads it on every node{near}",
+    message="{path} is missing on {nodes} and on this machine, but the job reads it on every node{near}",
     hint="correct its name, or copy it to {nodes!s}",
 )
 PATH_OF_PEER = _PATHS.error(
-    about="a file or directory of the job is missing on a node but present on another",
-    message="{path} is missing here but present on {peer}; the job reads it on every node",
+    about="a file or directory of the job is missing on one node but present on another",
+    message="{path} is present on {peer} but missing here, and the job reads it on every node",
     hint="copy it from there:\nmultinode copy{hosts!s} --from {peer} {path}",
 )
 PATH_HANGS = _PATHS.error(
-    about="a file system that the job uses hangs: an NFS server is unreachable",
-    message="{path} does not answer{mount}: the job would hang there",
-    hint="check that its server is up; run this on {node} as root:\n{command!s}",
+    about="a file system that the job uses hangs (for example, its NFS server is unreachable)",
+    message="{path} does not respond{mount}, so the job would hang",
+    hint="check that the server of this file system is up. Run on {node} as root:\n{command!s}",
 )
 ARGUMENT_MISSING = _PATHS.warning(
-    about="an argument of a script is a path on this machine, but not on a node",
-    message="{path}, an argument of the script, is on this machine but not here: the script fails if it reads it",
-    hint="copy it, unless the script writes it; run in this directory:\nmultinode copy{hosts!s} {path}",
+    about="an argument of the script is a path that exists on this machine but not on a node",
+    message=(
+        "{path}, an argument of the script, exists on this machine but not on the node. If the script reads it, it "
+        "fails"
+    ),
+    hint="unless the script writes this file, copy it. Run in this directory:\nmultinode copy{hosts!s} {path}",
 )
 MODULE_MISSING = _PATHS.error(
-    about="the module that a job starts, as in `-m package.train`, cannot be imported on a node",
-    message="{python} finds no module {module}, neither in {cwd}, where the job would run, nor among its packages",
-    hint="correct its name, or python= and workdir= in the hostfile; if the module is in this directory: --copy-code",
+    about="a node cannot import the module that the job starts, as in `-m package.train`",
+    message="{python} finds no module {module}, neither in {cwd}, where the job would run, nor in its packages",
+    hint=(
+        "correct the name of the module, or python= and workdir= in the hostfile. If the module is in this directory, "
+        "use --copy-code"
+    ),
 )
 PROGRAM_MISSING = _PATHS.error(
-    about="the program that a job starts under `--engine exec` is not on a node",
+    about="a node lacks the program that the job starts with `--engine exec`",
     message="{program} is not on the PATH of a non-interactive shell{elsewhere}",
-    hint="give its path, or extend PATH with --setup",
+    hint="use the full path of the program, or extend PATH with --setup",
 )
 NOEXEC = _NOEXEC.warning(
-    about="a temporary directory or cache is mounted noexec: code compiled there cannot be loaded",
-    message="{places} of {nodes} {are} mounted noexec, but torch.compile, Triton and DeepSpeed load compiled code from "
-    "there: `failed to map segment from shared object`",
+    about="a temporary directory or cache is mounted noexec, so compiled code cannot be loaded from it",
+    message="{places} of {nodes} {are} mounted noexec, but torch.compile, Triton and DeepSpeed load compiled code "
+    "from there. They would fail with `failed to map segment from shared object`",
     hint="use other directories:\n{command!s}",
 )
 OUTPUT_NOT_WRITABLE = _PATHS.error(
-    about="the output directory cannot be created or written on a node: owner, read-only disk",
-    message="output_dir {path} {what}: the workers of every node write there at each checkpoint, and those of this "
-    "node would fail hours into the training",
-    hint="use another directory (--set output_dir=...), or run this on {node}:\nsudo mkdir -p {full!s} && sudo chown "
+    about="the output directory cannot be created or written on a node (wrong owner, read-only disk)",
+    message="output_dir {path} {what}. Workers of every node write there at each checkpoint, so workers on this node "
+    "would fail hours into the training",
+    hint="use another directory (--set output_dir=...), or run on {node}:\nsudo mkdir -p {full!s} && sudo chown "
     "{user} {full!s}",
 )
 NO_WORKDIR = _WORKDIR.error(
-    about="the directory that workdir= names is not on a node",
-    message="workdir= of the job: {reason}",
+    about="a node does not have the directory of workdir=",
+    message="workdir= is unusable: {reason}",
     hint="correct workdir= in the hostfile, or create the directory on the node",
 )
 CONTENT_DIFFERS = _CONTENT.error(
-    about="same path, different content: a node has another version of the model, tokenizer, dataset or script",
-    message="{path} differs from {peer}: {digest} ({size} bytes) here, {expected} ({expected_size} bytes) there{more}. "
-    "The workers would train on different models or data, or hang",
-    hint="if the version on {peer} is right:\nmultinode copy{hosts!s} --from {peer} {paths!s}",
+    about="a node has another version of the model, tokenizer, dataset or script under the same path",
+    message="{path} is not the same as on {peer}: {digest} ({size} bytes) here, {expected} ({expected_size} bytes) "
+    "there{more}. The workers would train with different models or data, or hang",
+    hint="if the version on {peer} is correct:\nmultinode copy{hosts!s} --from {peer} {paths!s}",
 )
 CONTENT_ABSENT = _CONTENT.error(
-    about="a file of the model or dataset is missing on one node: an incomplete copy",
-    message="{path} is missing here but present on {peer}{more}: the nodes would read different models or data",
+    about="a file of the model or dataset is missing on one node (incomplete copy)",
+    message="{path} is present on {peer} but missing here{more}. The nodes would read different models or data",
     hint="copy it from there:\nmultinode copy{hosts!s} --from {peer} {paths!s}",
 )
 CONTENT_UNREAD = _CONTENT.note(
-    about="content could not be compared: a slow disk, no permission",
+    about="content could not be compared (slow disk, no permission)",
     message="{path} could not be compared with the other nodes: {reason}{more}",
-    hint="compare it manually, on every node:\nsha256sum {target!s}",
+    hint="compare it manually. Run on every node:\nsha256sum {target!s}",
 )
 REVISION_DIFFERS = _CONTENT.warning(
-    about="the job's directory is a git checkout of another revision on a node",
-    message="the checkout in {cwd} is at {revision} here and at {expected} on {peer}: code and settings may differ",
-    hint="run this on {node}:\ngit -C {quoted!s} fetch && git -C {quoted!s} checkout {full}",
+    about="the job's directory is a git checkout, and a node has another revision",
+    message=(
+        "the checkout in {cwd} is at revision {revision} here and at {expected} on {peer}, so code and settings may "
+        "differ"
+    ),
+    hint="run on {node}:\ngit -C {quoted!s} fetch && git -C {quoted!s} checkout {full}",
 )
 CACHE_NOT_SHARED = _SHARED.warning(
-    about="data_shared_file_system: true without a shared file system",
+    about="data_shared_file_system is true, but there is no shared file system",
     message="data_shared_file_system is true, but neither {path} nor the dataset is on a file system that the nodes "
     "share (here: {filesystem}). The other nodes wait while the first worker prepares the data, but do not find its "
-    "result: all their workers then prepare the same data at once",
+    "result. Then all their workers prepare the same data at the same time",
     hint="{option!s}",
 )
 CACHE_SHARED = _SHARED.note(
-    about="every node prepares the data again on a shared file system",
-    message="{path} is on {device}, which all nodes share: every node prepares the same data there at the same time",
-    hint="let the first worker prepare it for all: {option!s}",
+    about="every node prepares the same data on a shared file system",
+    message=(
+        "{path} is on {device}, which all nodes share, but every node prepares the same data there at the same time"
+    ),
+    hint="let the first worker prepare the data for all nodes: {option!s}",
 )
 
 # File system types for which equal sources mean one file system; after NFS, the parallel ones.
@@ -369,7 +380,7 @@ def _copying(paths: list[str], peer: str, cluster: Cluster) -> Mapping[str, str]
 
 
 def _more(paths: list[str]) -> str:
-    return f"; likewise {listed(paths[1:], _SHOWN_FILES)}" if paths[1:] else ""
+    return f"; the same applies to {listed(paths[1:], _SHOWN_FILES)}" if paths[1:] else ""
 
 
 def _path(facts: NodeFacts, path: str | None) -> PathFact | None:

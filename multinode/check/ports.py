@@ -21,47 +21,47 @@ _LINK = CheckRules("link")
 
 PORT_IN_USE = _MASTER_PORT.error(
     about="MASTER_PORT is in use on node 0",
-    message="port {port}, the rendezvous port, is {user}: the workers would be unable to connect",
-    hint="end that process, or choose another port: --master-port {other}",
+    message="the rendezvous port {port} is {user}, so the workers could not connect",
+    hint="end this process, or choose another port: --master-port {other}",
 )
 MASTER_PORT_BLOCKED = _MASTER_PORT.error(
-    about="a firewall blocks MASTER_PORT alone",
-    message="{callers} cannot reach its rendezvous port {port} ({error}), but other ports are reachable: probably a "
-    "firewall rule. The rendezvous would hang",
-    hint="choose an open port with --master-port; or, on {node}, open this port for --master-port {port}, or the range "
-    "that launches choose from:\nsudo ufw allow proto tcp from {network} to any port {port}\nsudo ufw allow proto "
-    "tcp from {network} to any port {choice}",
+    about="a firewall blocks MASTER_PORT, but not other ports",
+    message="{callers} cannot reach its rendezvous port {port} ({error}), but other ports are reachable. The cause is "
+    "probably a firewall rule. The rendezvous would hang",
+    hint="choose an open port with --master-port, or open ports on {node}: with the first command this port (for "
+    "--master-port {port}), with the second the range from which launches choose:\nsudo ufw allow proto tcp from "
+    "{network} to any port {port}\nsudo ufw allow proto tcp from {network} to any port {choice}",
 )
 EPHEMERAL_BLOCKED = _PORTS.error(
-    about="ephemeral ports are blocked between nodes, while MASTER_PORT is open",
-    message="{callers} cannot reach its ephemeral ports (tried: {ports} at {addr}; {error}): NCCL and gloo listen on "
-    "such ports, so the rendezvous may work but the first collective would hang",
-    hint="usually a firewall on {node}: list its rules, and allow the nodes with ufw or iptables; with nft, delete the "
-    "rule that the list shows:\nsudo nft list ruleset\nsudo iptables -S\nsudo ufw allow proto tcp from {network} "
-    "to any port {first}:{last}\nsudo iptables -I INPUT -s {network} -p tcp -j ACCEPT",
+    about="ephemeral ports between nodes are blocked, but MASTER_PORT is not",
+    message="{callers} cannot reach its ephemeral ports (tried: {ports} at {addr}; {error}). NCCL and gloo listen on "
+    "such ports, so the rendezvous may work, but the first collective would hang",
+    hint="the cause is usually a firewall on {node}. List its rules, and allow the nodes with ufw or iptables; with "
+    "nft, delete the rule that the list shows:\nsudo nft list ruleset\nsudo iptables -S\nsudo ufw allow proto tcp "
+    "from {network} to any port {first}:{last}\nsudo iptables -I INPUT -s {network} -p tcp -j ACCEPT",
 )
 UNREACHABLE = _PORTS.error(
-    about="a node cannot be reached on the data plane at all: no route, refused, timed out",
-    message="{callers} cannot reach it at {addr} on any tried port ({error}): collectives would hang or fail",
+    about="a node cannot be reached on the data plane (no route, refused, timed out)",
+    message="{callers} cannot reach it at {addr} on any tested port ({error}), so collectives would hang or fail",
     hint="{way!s}",
 )
 CALLER_BLOCKED = _PORTS.error(
-    about="a node cannot connect to the others, which reach each other",
-    message="it cannot reach {peers} ({error}), but others can: probably its own firewall or cable",
-    hint="check on {node}:\nip route get {addr}\nsudo nft list ruleset\nsudo iptables -S OUTPUT",
+    about="a node cannot connect to the others, but they can connect to each other",
+    message="it cannot reach {peers} ({error}), but other nodes can. The cause is probably its own firewall or cable",
+    hint="run on {node}:\nip route get {addr}\nsudo nft list ruleset\nsudo iptables -S OUTPUT",
 )
 IMPOSTOR = _PORTS.error(
-    about="another machine answers at a node's data-plane address",
-    message="another machine answers {callers} at {addr}: two machines have this address, or a proxy or NAT is "
-    "between them",
-    hint="correct addr= or ifname= in the hostfile (arping -D finds a duplicate address); to see its addresses, run "
-    "this on {node}:\nip address show",
+    about="another machine responds at a node's data-plane address",
+    message="another machine responds to {callers} at {addr}. Two machines have this address, or a proxy or NAT is "
+    "between the nodes",
+    hint="correct addr= or ifname= in the hostfile (arping -D finds a duplicate address). To see the addresses of "
+    "{node}, run there:\nip address show",
 )
 LARGE_PACKETS_LOST = _LINK.error(
-    about="path MTU: small packets pass and large ones are lost without an error",
-    message="small packets from {callers} reach it at {addr}, but large ones are lost (the MTU of its NIC is {mtu}): "
-    "the rendezvous would work, but the first gradients would hang. A switch or tunnel on the path probably has a "
-    "smaller MTU",
+    about="the path MTU is too small: large packets are lost without an error",
+    message="small packets from {callers} reach it at {addr}, but large packets are lost (the MTU of its NIC is "
+    "{mtu}). The rendezvous would work, but the first collective would hang. A switch or tunnel on the path probably "
+    "has a smaller MTU",
     hint="set the smallest MTU of the path on every node:\nsudo ip link set dev {ifname} mtu 1500",
 )
 

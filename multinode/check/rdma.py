@@ -15,86 +15,89 @@ from multinode.stats.unknown import Unknown, or_empty
 _RDMA = CheckRules("rdma")
 
 RDMA_ON_SOME = _RDMA.warning(
-    about="RDMA works on some nodes only: NCCL uses it there, but not on the others",
-    message="RDMA is active on {having} ({ports}), and here {what}: NCCL would use it there but cannot here, and the "
-    "first collective may hang or silently fall back",
+    about="RDMA works on some nodes only, so NCCL uses it only there",
+    message="RDMA is active on {having} ({ports}), but here {what}. NCCL would use RDMA there but not here, so the "
+    "first collective may hang, or NCCL silently falls back",
     hint="set env.NCCL_NET=Socket for every node in the hostfile (a network plugin ignores NCCL_IB_DISABLE=1)",
 )
 RDMA_IDLE = _RDMA.note(
     about="RDMA NICs without an active port",
-    message="the RDMA ports of {nodes} are not active ({ports}): NCCL ignores them and uses the network interface",
-    hint="to use them, check the cable and subnet manager with ibstat on {nodes!s}; otherwise ignore this",
+    message="the RDMA ports of {nodes} are not active ({ports}), so NCCL uses the network interface",
+    hint="to use them, check the cable and the subnet manager with ibstat on {nodes!s}",
 )
 RDMA_EVERYWHERE = _RDMA.note(
-    about="RDMA on every node: NCCL's traffic bypasses the interfaces that multinode counts",
-    message="RDMA is active on every node ({ports}): NCCL will use it, and the counters of the network interface will "
+    about="RDMA is active on every node, so NCCL's traffic bypasses the network interfaces that multinode counts",
+    message="RDMA is active on every node ({ports}). NCCL will use it, so the counters of the network interface will "
     "not show the training's traffic",
-    hint="to use the interface instead, set env.NCCL_NET=Socket for every node in the hostfile; the log shows `Using "
-    "network`",
+    hint="to use the network interface instead, set env.NCCL_NET=Socket for every node in the hostfile. NCCL's log "
+    "then shows `Using network`",
 )
 
 LOCKED_MEMORY = _RDMA.warning(
     about="the limit on locked memory is too low for RDMA",
-    message="a process may lock {limit} MiB of memory, but RDMA is active: NCCL locks its buffers for the NIC and "
-    "would fail (`ibv_reg_mr failed`, `Cannot allocate memory`)",
-    hint="docker: --ulimit memlock=-1; otherwise run this on {node} as root:\n"
-    "printf '* - memlock unlimited\\n' > /etc/security/limits.d/multinode-memlock.conf",
+    message="RDMA is active, but a process may lock only {limit} MiB of memory. NCCL locks its buffers for the NIC "
+    "and would fail (`ibv_reg_mr failed`, `Cannot allocate memory`)",
+    hint="with docker, use --ulimit memlock=-1; otherwise run on {node} as root:\nprintf '* - memlock unlimited\\n' > "
+    "/etc/security/limits.d/multinode-memlock.conf",
 )
 RDMA_SLOT = _RDMA.warning(
     about="an RDMA NIC's PCIe slot is slower than its link",
-    message="{port} has negotiated {rate:g} Gbit/s, but its PCIe slot carries {slot:g} Gbit/s of at most {most:g}",
-    hint="use another slot, set the slot's width in the BIOS, or connect both halves of a two-part NIC; compare LnkCap "
-    "and LnkSta on {node}:\nlspci -vv",
+    message=("{port} has negotiated {rate:g} Gbit/s, but its PCIe slot carries {slot:g} Gbit/s (at most {most:g})"),
+    hint="use another slot, set the slot's width in the BIOS, or connect both halves of a two-part NIC. To compare "
+    "LnkCap and LnkSta on {node}:\nlspci -vv",
 )
 RDMA_HALF_A_PORT = _RDMA.note(
-    about="hca= names one of the PCIe connections that share a cable, as each port of a DGX Spark has two",
-    message="{port} has negotiated {rate:g} Gbit/s, but its PCIe connection carries {slot:g}; the port's other "
-    "connections ({others}) are not in hca=",
+    about="hca= names only one of the PCIe connections of a port; each port of a DGX Spark has two",
+    message="{port} has negotiated {rate:g} Gbit/s, but its PCIe connection carries only {slot:g} Gbit/s, and hca= "
+    "does not name the port's other connections ({others})",
     hint="to use the whole port, name all of its connections in the hostfile: hca={devices}",
 )
 RDMA_NAMED_IDLE = _RDMA.warning(
-    about="a port that hca= in the hostfile names is not active",
-    message="hca= in the hostfile names {port}, which is {state}: NCCL ignores it, and without another port the "
-    "training uses the network interface",
-    hint="check the cable, switch port and, for InfiniBand, the subnet manager of {port}; or remove it from hca=",
+    about="hca= in the hostfile names a port that is not active",
+    message="hca= in the hostfile names {port}, which is {state}. NCCL ignores it; without another port, the training "
+    "uses the network interface",
+    hint="check the cable and switch port of {port} (for InfiniBand, also the subnet manager), or remove it from hca=",
 )
 RDMA_WITHOUT_ADDRESS = _RDMA.warning(
-    about="one of two active RoCE ports has no IP address and may stay idle",
-    message="{port} is active with {rate:g} Gbit/s, but its interface {ifname} has no IP address: NCCL may "
-    "leave the port idle or fail, and {other} may carry all traffic",
-    hint="give {ifname} an address in its own network on every node; or name the ports for NCCL in the hostfile: "
+    about="one of two active RoCE ports has no IP address and may not be used",
+    message="{port} is active with {rate:g} Gbit/s, but its interface {ifname} has no IP address. NCCL may fail, or "
+    "send all traffic over {other}",
+    hint="give {ifname} an address in a network of its own on every node, or name the ports for NCCL in the hostfile: "
     "hca={device}",
 )
 RDMA_OTHER_NETWORK = _RDMA.warning(
     about="an active RoCE port shares no network with the active RoCE ports of another node",
-    message="{port} is in {networks}, but no active RoCE port of {peer} is: NCCL connects the ports of both nodes in "
-    "order, and these two cannot connect",
-    hint="compare the cables and addresses of {node} and {peer}; or name the ports that share a network in the "
+    message="{port} is in {networks}, but {peer} has no active RoCE port in this network. NCCL connects the ports of "
+    "both nodes in order, and these two ports cannot connect",
+    hint="compare the cables and addresses of {node} and {peer}, or name the ports that share a network in the "
     "hostfile: hca={others}",
 )
 RDMA_MTU = _RDMA.note(
-    about="RoCE over interfaces whose MTU is below 4200: its packets are smaller than they could be",
-    message="{port} sends over {ifname}, whose MTU is {mtu}: RoCE then sends packets of {packet} instead of 4096 bytes",
-    hint="set an MTU of 4200 or more on the switch and every node; if the switch has 9000, as root:\nip link set "
+    about="RoCE uses interfaces with an MTU below 4200, so its packets are smaller than possible",
+    message="{port} sends over {ifname} with an MTU of {mtu}, so RoCE sends packets of {packet} instead of 4096 bytes",
+    hint="set an MTU of 4200 or more on the switch and every node. If the switch has 9000, run as root:\nip link set "
     "{ifname} mtu 9000",
 )
 RDMA_ACS = _RDMA.warning(
-    about="PCIe access control (ACS) between an RDMA NIC and a GPU on its switch: GPUDirect goes through the CPU",
-    message="PCIe access control (ACS) of {bridges} routes the traffic between {ports} and the GPUs on the same "
-    "switch through the CPU: GPUDirect RDMA reaches about half of its rate, or hangs",
-    hint="disable it in the BIOS (with VT-d or AMD-Vi); or after every boot, on {node} as root:{fix!s}",
+    about=(
+        "PCIe access control (ACS) between an RDMA NIC and a GPU on the same switch sends GPUDirect traffic through "
+        "the CPU"
+    ),
+    message="PCIe access control (ACS) of {bridges} sends the traffic between {ports} and the GPUs on the same switch "
+    "through the CPU. GPUDirect RDMA then reaches about half of its rate, or hangs",
+    hint="disable it in the BIOS (with VT-d or AMD-Vi), or run on {node} as root after every boot:{fix!s}",
 )
 RDMA_IOMMU = _RDMA.note(
-    about="an IOMMU that translates addresses of an RDMA NIC: GPUDirect may be slow or hang",
-    message="an IOMMU ({iommu}) translates the addresses of {ports}: GPUDirect RDMA then goes through the CPU, is "
+    about="an IOMMU translates the addresses of an RDMA NIC, so GPUDirect may be slow or hang",
+    message="an IOMMU ({iommu}) translates the addresses of {ports}. GPUDirect RDMA then goes through the CPU, is "
     "slower, and may hang",
-    hint="disable it in the BIOS (VT-d, AMD-Vi); or add iommu=pt to the kernel command line in /etc/default/grub of "
+    hint="disable it in the BIOS (VT-d, AMD-Vi), or add iommu=pt to the kernel command line in /etc/default/grub of "
     "{node}",
 )
 RDMA_FIRMWARE = _RDMA.note(
     about="RDMA NICs of one model with different firmware on two nodes",
-    message="its {board} NIC has firmware {version}; {peer} has {expected}",
-    hint="install the same firmware on all nodes if one is slower or fails",
+    message="its {board} NIC has firmware {version}, but {peer} has {expected}",
+    hint="if one node is slower or fails, install the same firmware on all nodes",
 )
 
 _ROCE_MTU = 4200

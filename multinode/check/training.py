@@ -36,45 +36,51 @@ _TRAINING = CheckRules("training")
 _STRATEGY = CheckRules("strategy")
 
 SPACE_IN_PATH = _TRAINING.error(
-    about="a space in the path of the home directory or of the training environment: LLaMA-Factory splits the path "
-    "there",
-    message="{what} {path!r} contains a space: LLaMA-Factory puts its path on torchrun's command line and splits it at "
-    "spaces, so the workers would get a path that does not exist",
+    about="the path of the home directory or of the training environment contains a space, where LLaMA-Factory splits "
+    "it",
+    message="{what} {path!r} contains a space. LLaMA-Factory splits torchrun's command line at spaces, so the workers "
+    "would get a path that does not exist",
     hint="{way!s}",
 )
 DEEPSPEED_CONTRADICTS = _TRAINING.error(
     about="a number in the DeepSpeed JSON that contradicts the YAML",
-    message="{key} is {value} in the DeepSpeed JSON, but {yaml_key} {said}: the Trainer refuses to start",
-    hint='write "auto" in the DeepSpeed JSON, and the YAML decides: {json!s}; for one run: --deepspeed-set {key}=auto',
+    message="{key} is {value} in the DeepSpeed JSON, but {yaml_key} {said}. The Trainer refuses to start",
+    hint=(
+        'write "auto" in the DeepSpeed JSON, so that the value of the YAML applies: {json!s}. For one run, use '
+        "--deepspeed-set {key}=auto"
+    ),
 )
 BATCH_SIZE_FIXED = _TRAINING.error(
-    about="train_batch_size in the DeepSpeed JSON is for another number of workers",
+    about="train_batch_size in the DeepSpeed JSON does not match the number of workers",
     message="train_batch_size is {value} in the DeepSpeed JSON, but {micro} samples x {steps} accumulation steps x "
-    "{workers} workers = {product}: the Trainer refuses to start",
-    hint='write "train_batch_size": "auto" in the DeepSpeed JSON: it then fits any number of nodes; for one run: '
+    "{workers} workers = {product}. The Trainer refuses to start",
+    hint='write "train_batch_size": "auto" in the DeepSpeed JSON, which fits any number of nodes. For one run, use '
     "--deepspeed-set train_batch_size=auto",
 )
 ZERO3_ON_CPU = _TRAINING.error(
     about="ZeRO-3 on nodes without a GPU, with train_batch_size in the DeepSpeed JSON",
-    message="the DeepSpeed JSON has ZeRO stage 3 and train_batch_size, and torch is built for CPUs here: {framework!s} "
-    "loads the model before the process group exists, and DeepSpeed's check of the batch size fails for one worker",
+    message="the DeepSpeed JSON has ZeRO stage 3 and train_batch_size, and torch is built for CPUs here. "
+    "{framework!s} loads the model before the process group exists, so DeepSpeed checks the batch size for one "
+    "worker, and this check fails",
     hint="remove train_batch_size from the DeepSpeed JSON, or use stage 2: --deepspeed-set zero_optimization.stage=2",
 )
 DEVICES_NOT_NUMBERED = _TRAINING.warning(
-    about="ZeRO-1 or ZeRO-2 of DeepSpeed 0.18.9 or later, and CUDA_VISIBLE_DEVICES holds something other than numbers",
-    message="{name} will be {value}, and DeepSpeed {version} reads it as whole numbers when ZeRO-{stage} starts (where "
-    "nvidia-ml-py is installed): each worker would fail with 'invalid literal for int()'",
+    about="ZeRO-1 or ZeRO-2 of DeepSpeed 0.18.9 or later, if CUDA_VISIBLE_DEVICES has values other than numbers",
+    message="{name} will be {value}, but DeepSpeed {version} expects whole numbers when ZeRO-{stage} starts (if "
+    "nvidia-ml-py is installed). Each worker would fail with 'invalid literal for int()'",
     hint="{way!s}",
 )
 UNKNOWN_KEY = _TRAINING.error(
-    about="a key in the YAML or --set is no argument of a node's LLaMA-Factory",
-    message="LLaMA-Factory{version} has no argument {key!r} ({place}): it refuses to start",
+    about="the LLaMA-Factory of a node does not know an argument in the YAML or --set",
+    message="LLaMA-Factory{version} has no argument {key!r} ({place}) and refuses to start",
     hint="{fix!s}",
 )
 TIMEOUT_OF_AGES = _TRAINING.note(
-    about="ddp_timeout of years, as in LLaMA-Factory's examples: workers wait forever for a silent peer",
-    message="ddp_timeout is {timeout_s} s, {words}: multinode ends a run when a worker dies, but if a link silently "
-    "drops packets, the others would wait that long",
+    about=(
+        "ddp_timeout is years, as in LLaMA-Factory's examples, so workers wait forever for a peer that does not respond"
+    ),
+    message="ddp_timeout is {timeout_s} s, {words}. multinode ends a run when a worker dies, but if a link silently "
+    "drops packets, workers would wait that long",
     hint="{option!s}",
 )
 
@@ -263,21 +269,21 @@ def _json(value: Any) -> str:
 
 SENDS_TOO_MUCH = _STRATEGY.warning(
     about="ZeRO-3, FSDP, ZeRO-2 with accumulation or full fine-tuning on a link that is too slow",
-    message="{name} sends {size} through each node's NIC in every optimizer step ({workers}), which takes {time} at "
-    "{link}; {other} would send {other_size}, in {other_time} (an estimate: overlap with compute is not subtracted)",
+    message="in every optimizer step, {name} sends {size} through each node's NIC ({workers}), which takes {time} at "
+    "{link}. {other} would send {other_size}, which takes {other_time}. These estimates ignore overlap with compute",
     hint="{way!s}",
 )
 SENDS_MUCH = _STRATEGY.note(
-    about="communication takes a long time in every step, and no other sharding sends much less",
-    message="{name} sends {size} through each node's NIC in every optimizer step ({workers}), which takes {time} at "
-    "{link} (an estimate: overlap with compute is not subtracted)",
+    about="communication takes a long time in every step, and no other sharding strategy sends much less",
+    message="in every optimizer step, {name} sends {size} through each node's NIC ({workers}), which takes {time} at "
+    "{link}. This estimate ignores overlap with compute",
     hint="{way!s}",
 )
 
 IGNORED = _STRATEGY.warning(
-    about="accelerate does not read the FSDP1 sharding strategy from the YAML",
-    message="fsdp: {fsdp} is trained as full_shard. With transformers {version}, accelerate reads the FSDP1 strategy "
-    "only from FSDP_SHARDING_STRATEGY, which is not set",
+    about="accelerate ignores the sharding strategy for FSDP1 in the YAML",
+    message="fsdp: {fsdp} would train as full_shard. With transformers {version}, accelerate reads the sharding "
+    "strategy for FSDP1 only from FSDP_SHARDING_STRATEGY, which is not set",
     hint="--env FSDP_SHARDING_STRATEGY={name}",
 )
 _STRATEGY_VARIABLE = "FSDP_SHARDING_STRATEGY"

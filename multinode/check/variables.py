@@ -29,80 +29,80 @@ _VARIABLES = CheckRules("variables")
 
 NAMES_NO_INTERFACE = _VARIABLES.error(
     about="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names no interface of a node",
-    message="{name}={value} from {source} matches no interface with an address ({present}): {reader} finds no socket "
-    "interface, and the job fails or hangs at its first collective",
+    message="{name}={value} from {source} matches no interface with an address ({present}). {reader} finds no socket "
+    "interface, so the job fails or hangs at its first collective",
     hint="{way!s}",
 )
 NAMES_NO_INTERFACE_YET = _VARIABLES.warning(
-    about="NCCL_SOCKET_IFNAME in the hostfile names no interface, in a job that does not use NCCL",
-    message="{name}={value} from {source} matches no interface with an address ({present}): a job without GPUs ignores "
-    "it; a job with GPUs would fail at its first collective",
+    about="NCCL_SOCKET_IFNAME in the hostfile names no interface, but the job does not use NCCL",
+    message="{name}={value} from {source} matches no interface with an address ({present}). Jobs without GPUs ignore "
+    "it, but jobs with GPUs would fail at their first collective",
     hint="{way!s}",
 )
 NAMES_MORE = _VARIABLES.warning(
-    about="NCCL_SOCKET_IFNAME is a prefix or an exclusion that matches more interfaces than intended (eth1 matches "
-    "eth10)",
-    message="{name}={value} from {source} matches {taken}: without =, NCCL reads names as prefixes; with ^, it uses "
-    "all others. It sends over every match, even one that reaches no other node",
+    about="NCCL_SOCKET_IFNAME is a prefix or an exclusion that matches more interfaces than intended (eth1 also "
+    "matches eth10)",
+    message="{name}={value} from {source} matches {taken}. Without =, NCCL treats names as prefixes; with ^, it uses "
+    "all other interfaces. NCCL sends over every match, even over an interface that reaches no other node",
     hint="{way!s}",
 )
 NAMES_ANOTHER = _VARIABLES.warning(
     about="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME does not name the data plane's interface",
-    message="{name}={value} from {source} selects {taken}, but the data plane of the node is {ifname}: the rendezvous "
-    "uses one network, and the collectives use another, which is not checked",
+    message="{name}={value} from {source} selects {taken}, but the node's data plane is {ifname}. The rendezvous "
+    "would use one network and the collectives another, which multinode does not check",
     hint="{way!s}",
 )
 NAME_OVERRIDDEN = _VARIABLES.note(
-    about="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME is preset to a value other than that of multinode's launches",
-    message="{name}={value} is set in {source} on {nodes}; multinode's launches set it to the data plane; launches by "
-    "hand use the preset",
+    about="a node sets NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME to another value than multinode does for its jobs",
+    message="{name}={value} is set in {source} on {nodes}. multinode sets it to the data plane for its jobs, but "
+    "manual launches use this value",
     hint="{way!s}",
     by_hand=True,
 )
 SETTINGS_DIFFER = _VARIABLES.warning(
-    about="NCCL settings differ between nodes: NCCL_NET, NCCL_IB_DISABLE, NCCL_P2P_DISABLE, NCCL_ALGO and others",
-    message="{name} is {value} on {nodes} and {expected} on {peer}: NCCL expects the same value on every node; with "
-    "mismatched transports or algorithms the first collective hangs or is slow",
+    about="NCCL settings differ between nodes (NCCL_NET, NCCL_IB_DISABLE, NCCL_P2P_DISABLE, NCCL_ALGO and others)",
+    message="{name} is {value} on {nodes} and {expected} on {peer}, but NCCL expects the same value on every node. "
+    "With different transports or algorithms, the first collective hangs or is slow",
     hint="set the same value on every line of the hostfile (env.{name}=VALUE), or {way!s}",
 )
 TOO_MANY_SOCKETS = _VARIABLES.warning(
     about="NCCL_SOCKET_NTHREADS x NCCL_NSOCKS_PERTHREAD exceeds NCCL's limit of 64",
-    message="NCCL_SOCKET_NTHREADS={threads} x NCCL_NSOCKS_PERTHREAD={sockets} is {count} on {nodes}: NCCL allows 64 "
-    "sockets and lowers NCCL_NSOCKS_PERTHREAD to {allowed} with a warning",
-    hint="choose values whose product is at most 64, or unset both: more sockets are often slower",
+    message="NCCL_SOCKET_NTHREADS={threads} x NCCL_NSOCKS_PERTHREAD={sockets} is {count} on {nodes}. NCCL allows 64 "
+    "sockets, so it reduces NCCL_NSOCKS_PERTHREAD to {allowed} and prints a warning",
+    hint="set values whose product is at most 64, or unset both; more sockets are often slower",
 )
 STRAY = _VARIABLES.note(
     about="RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, PET_* or similar are set in a profile or in ~/.deepspeed_env",
-    message="{source} on {nodes} sets {names}, overriding a launcher: multinode unsets it for its jobs, but launches "
-    "by hand inherit it",
-    hint="find and remove it on {nodes!s}:\n{command!s}",
+    message="{source} on {nodes} sets {names}, which overrides a launcher. multinode unsets this for its jobs, but "
+    "manual launches inherit it",
+    hint="find this on {nodes!s} and remove it:\n{command!s}",
     by_hand=True,
 )
 RANKS_OVERRIDDEN = _VARIABLES.warning(
-    about="the hostfile or --env sets NODE_RANK, NNODES, MASTER_ADDR or similar, which multinode sets itself",
-    message="{name}={value} from {source} replaces the value that multinode sets for LLaMA-Factory: with a wrong value "
-    "the nodes wait for each other forever",
+    about="the hostfile or --env sets NODE_RANK, NNODES, MASTER_ADDR or a similar variable that multinode sets",
+    message="{name}={value} from {source} replaces the value that multinode sets for LLaMA-Factory. With a wrong "
+    "value, the nodes wait for each other forever",
     hint="remove {name} from {source!s}",
 )
 GPUS_HIDDEN = _VARIABLES.warning(
-    about="CUDA_VISIBLE_DEVICES or its equivalent is preset on a node and hides GPUs that the job would use",
-    message="{name}={value} in {source} leaves the job {visible} of {count} GPUs: one worker per GPU would fail with "
-    "'invalid device ordinal'",
-    hint="if you may use only these GPUs, set slots= in the hostfile to match; otherwise remove the "
-    "variable:\n{command!s}",
+    about="CUDA_VISIBLE_DEVICES or its equivalent is set on a node and hides GPUs that the job would use",
+    message="{name}={value} in {source} shows the job only {visible} of {count} GPUs. With one worker per GPU, it "
+    "would fail with 'invalid device ordinal'",
+    hint="if you may use only these GPUs, set slots= in the hostfile to their number. Otherwise remove the variable:\n"
+    "{command!s}",
 )
 GPUS_NOT_VISIBLE = _VARIABLES.error(
     about="gpus= names a GPU that CUDA_VISIBLE_DEVICES hides on the node",
-    message="the hostfile assigns it GPU {ids}, which {name}={value} in {source} hides: multinode uses no GPU that the "
-    "node's environment hides",
-    hint="choose gpus= from {there}; or, if you may use the GPUs, remove the variable:\n{command!s}",
+    message="the hostfile assigns GPU {ids} to it, but {name}={value} in {source} hides this GPU. multinode does not "
+    "use GPUs that the node's environment hides",
+    hint="choose gpus= from {there}. If you may use the hidden GPUs, remove the variable instead:\n{command!s}",
 )
 
 PYTHON_HOME = _VARIABLES.warning(
-    about="PYTHONHOME is set in a profile, the hostfile or --env: the job's interpreter loads the wrong standard "
+    about="PYTHONHOME is set in a profile, the hostfile or --env, so the job's interpreter loads the wrong standard "
     "library",
-    message="PYTHONHOME={value} from {source} makes {python} load its standard library from there: if it belongs to "
-    "another Python, the job fails with `No module named 'encodings'`",
+    message="PYTHONHOME={value} from {source} makes {python} load its standard library from there. If that library "
+    "belongs to another Python, the job fails with `No module named 'encodings'`",
     hint="{way!s}",
 )
 

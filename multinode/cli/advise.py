@@ -36,7 +36,9 @@ def advise(
     link_measured: LinkMeasured = None,
     top: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Number of changes to show. Default: 3; all with --json or --details."),
+        typer.Option(
+            min=1, metavar="N", help="Number of changes to show. Default: 3, or all with --json or --details."
+        ),
     ] = None,
     form: FormOptions,
     as_json: Json = False,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 Elsewhere = Annotated[
     str | None,
     typer.Option(
-        "--hosts", autocompletion=complete_hosts, help="Hostfile, for a run that was launched from another machine."
+        "--hosts", autocompletion=complete_hosts, help="Hostfile, if the run was launched from another machine."
     ),
 ]
 
@@ -65,9 +65,9 @@ def attach(
     fetch: Fetch = None,
     as_json: Json = False,
 ) -> None:
-    """Follow an active run again. Ctrl-C stops the run, or leaves it running if it is detached.
+    """Follow an active run again. Ctrl-C stops the run, unless it is detached.
 
-    If another multinode follows the run, as in a Slurm batch job, its records are shown.
+    If another multinode process follows the run, as in a Slurm batch job, attach prints the records of that process.
     """
     from multinode.launch.attach import attach as follow
     from multinode.launch.attach import look_again, nodes_of
@@ -177,11 +177,11 @@ def clean(
     run_ids: RunIds = None,
     hosts: Hosts = None,
     older_than: Annotated[
-        float, typer.Option(min=0.0, metavar="DAYS", help="Without RUN: clean runs older than this many days.")
+        float, typer.Option(min=0.0, metavar="DAYS", help="Without RUN, clean the runs that are older than this.")
     ] = 7.0,
     as_json: Json = False,
 ) -> None:
-    """Remove files of finished runs from their nodes. Logs and results on this machine are kept."""
+    """Remove the files of finished runs from their nodes. Logs and results on this machine are kept."""
     from multinode import api
 
     cluster, _ = api.load_nodes(hosts, note=note)

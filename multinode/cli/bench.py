@@ -53,27 +53,34 @@ def bench(
     ] = None,
     workers_per_node: WorkersPerNode = None,
     only: Annotated[
-        str | None, typer.Option(metavar="KINDS", help="Comma-separated list of matmul, memory, layers. Default: all.")
+        str | None,
+        typer.Option(metavar="KINDS", help="Tests to run, separated by commas: matmul, memory, layers. Default: all."),
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
             metavar="TYPES",
-            help="Comma-separated list of fp32, tf32, fp16, bf16. Default: all that the device supports.",
+            help=(
+                "Data types to test, separated by commas: fp32, tf32, fp16, bf16. Default: all that the device "
+                "supports."
+            ),
         ),
     ] = None,
     size: Annotated[
         str | None,
         typer.Option(
             metavar="ROWS",
-            help="Comma-separated numbers of rows of the square matrices. Default: sizes that fit into --seconds.",
+            help=(
+                "Numbers of rows of the square matrices, separated by commas. Default: sizes whose tests fit into "
+                "--seconds."
+            ),
         ),
     ] = None,
     seconds: Annotated[float, typer.Option(help="Duration of each test.")] = 1.0,
     repeats: Annotated[int, typer.Option(min=1, help="Number of passes over all tests.")] = 1,
-    alone: Annotated[bool, typer.Option("--alone", help="Measure only one worker at a time, node by node.")] = False,
+    alone: Annotated[bool, typer.Option("--alone", help="Only measure one worker at a time, node by node.")] = False,
     together: Annotated[
-        bool, typer.Option("--together", help="Measure only all workers of all nodes at once.")
+        bool, typer.Option("--together", help="Only measure all workers of all nodes at once.")
     ] = False,
     common: NodeOptions,
     check: Check = True,
@@ -83,10 +90,10 @@ def bench(
     shown: FormOptions,
     as_json: Json = False,
 ) -> None:
-    """Measure every worker's device (matrix products, memory, transformer layers) and find slow ones and the cause.
+    """Measure the device of every worker (matrix products, memory, transformer layers), and find slow devices.
 
-    Devices are measured one at a time, then all at once, where heat, power and shared CPUs may slow them down. If it
-    is interrupted, run the same command again to resume.
+    multinode first measures one device at a time, then all at once, when heat, power limits and shared CPUs may slow
+    them down. It reports the likely cause of a slow device. If the command is interrupted, run it again to resume.
     """
     from multinode.bench.measure import bench as run_bench
     from multinode.bench.measure import make_device_test

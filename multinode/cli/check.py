@@ -44,8 +44,10 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="JOB.yaml [KEY=VALUE]...",
-            help="LLaMA-Factory YAML, and keys to override as with --set. For any other training, put your "
-            "usual command after --. Without a job, check only what any training needs.",
+            help=(
+                "LLaMA-Factory YAML, followed by keys to override (same as --set). For any other training, put your "
+                "usual command after --. Without a job, check only the requirements of every training."
+            ),
         ),
     ] = None,
     hosts: Hosts = None,
@@ -57,18 +59,21 @@ def check(
     bandwidth: Annotated[
         bool | None,
         typer.Option(
-            help="Measure a short stream between all pairs of nodes. Default: with up to 8 nodes and no active run.",
+            help=(
+                "Measure the bandwidth between all pairs of nodes with a short stream. Default: on if there are at "
+                "most 8 nodes and no active run."
+            ),
             show_default=False,
         ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Check even if the default hostfile is a lab with an active run.")
     ] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Also exit with code 1 if there are only warnings.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 even if there are only warnings.")] = False,
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Check every node and the network between them for problems that would break a training job, with fixes."""
+    """Check the nodes and their network for problems that would break a training job, and print fixes."""
     from multinode import api
 
     given = fill(

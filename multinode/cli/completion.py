@@ -10,15 +10,17 @@ import typer
 def register(app: typer.Typer) -> None:
     """Add the verb to the command."""
     app.command(
-        epilog='\b\nFor example in ~/.bashrc: eval "$(multinode completion bash)"\n'
-        "In fish: multinode completion fish | source",
+        epilog='\b\nIn bash, add this to ~/.bashrc: eval "$(multinode completion bash)"\n'
+        "In fish, run: multinode completion fish | source",
     )(completion)
 
 
 def completion(
-    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help="Your shell: bash, zsh or fish.")
+    ],
 ) -> None:
-    """Print a shell completion script for verbs, options, runs and hostfiles."""
+    """Print a script with which your shell completes verbs, options, runs and hostfiles."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     typer.echo(get_completion_script(prog_name="multinode", complete_var="_MULTINODE_COMPLETE", shell=shell))

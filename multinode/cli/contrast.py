@@ -63,15 +63,19 @@ def contrast(
         str | None,
         typer.Option(
             metavar="1,2,4",
-            help="Numbers of nodes to compare, such as 1,2,4, from the top of the hostfile. Default: one and all.",
+            help=(
+                "Numbers of nodes to compare, such as 1,2,4, counted from the top of the hostfile. Default: one node "
+                "and all nodes."
+            ),
         ),
     ] = None,
     mode: Annotated[
         Literal["same-workers", "scale-out", "fixed-global-batch"] | None,
         typer.Option(
             help=(
-                "same-workers, scale-out (every node full, same batch per worker) or fixed-global-batch (every node "
-                "full, same samples per step). Default: chosen from the slots of node 0."
+                "What is the same on all sides: the number of workers (same-workers), the batch per worker with "
+                "every node full (scale-out), or the samples per step with every node full (fixed-global-batch). "
+                "Default: chosen from the slots of node 0."
             )
         ),
     ] = None,
@@ -79,20 +83,31 @@ def contrast(
         str | None,
         typer.Option(
             metavar="1,2,3,5",
-            help="GPUs of node 0 for the baseline, so that both sides have the same number of workers.",
+            help="GPUs of node 0 to use for the baseline, so that both sides have the same number of workers.",
         ),
     ] = None,
     workers_per_node: WorkersPerNode = None,
     each_node: Annotated[
-        bool, typer.Option("--each-node", help="Also measure each node alone, to tell a slow node from a slow network.")
+        bool,
+        typer.Option(
+            "--each-node", help="Also measure each node alone, to distinguish a slow node from a slow network."
+        ),
     ] = False,
     steps: Annotated[
         int | None,
-        typer.Option(min=3, help="Measured steps per side, after the warm-up (max_steps). Default: 30, or all."),
+        typer.Option(
+            min=3,
+            help=(
+                "Measured steps per side, after the warm-up (sets max_steps). Default: 30, or all if the job has fewer."
+            ),
+        ),
     ] = None,
-    full_run: Annotated[bool, typer.Option("--full-run", help="Train the full run on each side.")] = False,
+    full_run: Annotated[bool, typer.Option("--full-run", help="Train all steps of the job on each side.")] = False,
     repeats: Annotated[
-        int, typer.Option(min=1, max=20, help="Repeats per side, interleaved so that drift affects all sides.")
+        int,
+        typer.Option(
+            min=1, max=20, help="Number of repeats per side. They are interleaved, so that drift affects all sides."
+        ),
     ] = 1,
     set_: Overrides = None,
     synthetic: Synthetic = False,
@@ -103,7 +118,7 @@ def contrast(
     on_hang: OnHang = "stop",
     min_efficiency: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Exit with code 1 if the efficiency is below this, such as 0.8."),
+        typer.Option(min=0.0, help="Exit with code 1 if the efficiency is below this value, such as 0.8."),
     ] = None,
     fresh: Fresh = False,
     dry_run: Annotated[
@@ -114,7 +129,7 @@ def contrast(
 ) -> None:
     """Run a job on one node and on several, and report which is faster, by how much and why.
 
-    If it is interrupted, run the same command again to resume.
+    If the command is interrupted, run it again to resume.
     """
     from multinode import api
     from multinode.contrast.inputs import ContrastInput
@@ -235,12 +250,16 @@ def compare(
     ctx: typer.Context,
     run_a: Annotated[
         str,
-        typer.Argument(metavar="RUN_A", autocompletion=complete_runs, help="Baseline run: an id or its beginning."),
+        typer.Argument(
+            metavar="RUN_A", autocompletion=complete_runs, help="Baseline run: a run id or the beginning of one."
+        ),
     ],
     run_b: Annotated[
         str,
         typer.Argument(
-            metavar="RUN_B", autocompletion=complete_runs, help="Run to compare with it; `last` is the newest."
+            metavar="RUN_B",
+            autocompletion=complete_runs,
+            help="Run to compare with the baseline. `last` is the newest run.",
         ),
     ],
     force: Annotated[
@@ -249,7 +268,7 @@ def compare(
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Compare two stored runs: training runs as in `contrast`, nccl-tests, tables, and other kinds figure by figure."""
+    """Compare two stored runs of the same kind. Training runs are compared as in `contrast`."""
     from multinode.contrast.figures import Contrast
     from multinode.network.screen import show
     from multinode.network.size_scan import ScanReport

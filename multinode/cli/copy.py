@@ -22,7 +22,9 @@ def register(app: typer.Typer) -> None:
 def copy(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="PATH...", help="Files and directories. Relative paths start at the job's directory."),
+        typer.Argument(
+            metavar="PATH...", help="Files and directories to copy. Relative paths start in the job's directory."
+        ),
     ],
     source: Annotated[
         str | None,
@@ -30,21 +32,23 @@ def copy(
             "--from",
             metavar="NODE",
             help=(
-                "Source: a node, or `controller` for this machine. Default: the node that has all of them, or this "
-                "machine."
+                "Node to copy from, or `controller` for this machine. Default: the node that has all of the "
+                "paths, otherwise this machine."
             ),
         ),
     ] = None,
     delete: Annotated[
-        bool, typer.Option("--delete", help="Also remove files in these directories that the source does not have.")
+        bool,
+        typer.Option("--delete", help="Also remove files from these directories if the source does not have them."),
     ] = False,
     hosts: Hosts = None,
     nodes: Nodes = None,
     as_json: Json = False,
 ) -> None:
-    """Copy a model or dataset from the node that has it to all others, over the training network.
+    """Copy a model or dataset from the node that has it to all other nodes, over the training network.
 
-    Sends only differences, from node to node, and verifies digests. A path changes once all its data has arrived.
+    Each node passes the data on to the next one. multinode sends only differences and verifies digests. It replaces a
+    path only after all of its data has arrived.
     """
     from multinode import api
     from multinode.copy.paths import progress_text

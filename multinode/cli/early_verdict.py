@@ -32,8 +32,8 @@ IfSlower = Annotated[
         metavar="HOW",
         rich_help_panel="Run control",
         help=(
-            "If one node is certain to be faster and to have enough memory: `report` prints this; after 120 measured "
-            "steps, `ask` asks whether to stop the run, and `stop` stops it."
+            "What to do if one node would certainly be faster and has enough memory. `report` prints this. After "
+            "120 measured steps, `ask` asks whether to stop the run, and `stop` stops it."
         ),
     ),
 ]

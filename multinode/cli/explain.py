@@ -29,15 +29,17 @@ def explain(
         list[str] | None,
         typer.Argument(
             metavar="LOG...",
-            help="Log files, directories with them, or a run of multinode: its id, `last` or its directory. Default: "
-            "standard input.",
+            help=(
+                "Log files, directories of log files, or a run of multinode (its id, its directory, or `last`). "
+                "Default: standard input."
+            ),
         ),
     ] = None,
     *,
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Find the first failure in logs of torchrun, DeepSpeed, accelerate, LLaMA-Factory, Slurm or NCCL, with a fix."""
+    """Find the first failure in logs of torchrun, DeepSpeed, accelerate, LLaMA-Factory, Slurm or NCCL, and its fix."""
     from multinode.diagnose.explanation import explain_logs
     from multinode.diagnose.screen import show
 

@@ -24,19 +24,26 @@ def export(
         list[str] | None,
         typer.Argument(
             metavar="[TARGET]...",
-            help="KIND:WHERE: tensorboard:DIR, mlflow:DIR|URI, wandb:DIR, prometheus:FILE.prom, csv:DIR, parquet:DIR.",
+            help=(
+                "Where to export to: tensorboard:DIR, mlflow:DIR|URI, wandb:DIR, prometheus:FILE.prom, csv:DIR or "
+                "parquet:DIR."
+            ),
         ),
     ] = None,
     follow: Annotated[
         bool,
-        typer.Option("--follow", "-f", help="Keep exporting a run that is followed on this machine, until it ends."),
+        typer.Option(
+            "--follow",
+            "-f",
+            help="Keep exporting until the run ends. Another command on this machine must be following the run.",
+        ),
     ] = False,
     metrics_port: MetricsPort = None,
     as_json: Json = False,
 ) -> None:
-    """Export a run's metrics and samples to TensorBoard, MLflow, Weights & Biases, Prometheus, or tables.
+    """Export the metrics and samples of a run to TensorBoard, MLflow, Weights & Biases, Prometheus or tables.
 
-    A contrast, a sweep or a launch with restarts exports each of its runs.
+    For a contrast, a sweep or a launch with restarts, each of its runs is exported.
     """
     from multinode.export.target import parse_targets
     from multinode.launch.export import export_runs, follow_export

@@ -27,7 +27,10 @@ def register(app: typer.Typer) -> None:
 def init(
     nodes: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NODE...", help="SSH names or aliases in node-rank order, with optional hostfile keys."),
+        typer.Argument(
+            metavar="NODE...",
+            help="SSH names or aliases of the nodes, in the order of their node ranks, with optional hostfile keys.",
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -35,22 +38,29 @@ def init(
             "--output",
             "-o",
             metavar="FILE",
-            help="Hostfile to write, or directory for --example. Default: print it; for --example, this directory.",
+            help=(
+                "File to write the hostfile to, or directory for --example. Default: stdout, or this directory with "
+                "--example."
+            ),
         ),
     ] = None,
     python: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="Interpreter of the training environment on the nodes. Default: found."),
+        typer.Option(
+            metavar="PATH",
+            help="Python interpreter of the training environment on the nodes. By default, multinode looks for it.",
+        ),
     ] = None,
     example: Annotated[
         bool,
         typer.Option(
-            "--example", help="Copy sample hostfiles and training configurations here, without probing nodes."
+            "--example",
+            help="Copy sample hostfiles and training configurations to this directory, without probing nodes.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Probe the nodes, and print a commented hostfile with addr, ifname, slots, gpus and python filled in."""
+    """Probe the nodes and print an annotated hostfile with addr, ifname, slots, gpus and python filled in."""
     if example == bool(nodes):
         raise UsageError(
             "--example does not probe nodes, but nodes were given" if example else "no node was given",

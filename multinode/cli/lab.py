@@ -33,7 +33,7 @@ app = PanelApp(
     cls=PanelGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Virtual nodes on this machine, each with its own sshd, disk, hostname and shaped NIC.",
+    help="Virtual nodes on this machine. Each node has its own sshd, disk, hostname and rate-limited NIC.",
 )
 
 
@@ -50,17 +50,23 @@ _NODE_ROW = "{:<10}{:<7}{:<17}{:<17}{:<10}{}"
 def up(
     nodes: Annotated[int, typer.Option(min=1, max=200, help="Number of nodes.")] = 2,
     rate: Annotated[
-        str, typer.Option(help="Line rate of the training network, such as 100mbit, 1gbit or none.")
+        str, typer.Option(help="Line rate of the training network, such as 100mbit or 1gbit, or none for no limit.")
     ] = "1gbit",
     slots: Annotated[int, typer.Option(min=1, help="Workers per node.")] = 2,
     cores_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Pin each node to its own cores. Default: nodes share all cores.")
+        int | None,
+        typer.Option(min=1, help="Pin each node to this many cores of its own. By default, the nodes share all cores."),
     ] = None,
     python: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="Interpreter of the training environment. Default: that of this command."),
+        typer.Option(
+            metavar="PATH",
+            help="Python interpreter of the training environment. Default: the interpreter of this command.",
+        ),
     ] = None,
-    disk: Annotated[str, typer.Option(metavar="SIZE", help="Size of each node's writable disk, in memory.")] = "4G",
+    disk: Annotated[
+        str, typer.Option(metavar="SIZE", help="Size of the writable disk of each node. The disks are in memory.")
+    ] = "4G",
     network: Annotated[str, typer.Option(metavar="NET/23", help="Private network for the lab.")] = ("10.213.0.0/23"),
     ipv6: Annotated[bool, typer.Option("--ipv6", help="Use only IPv6 addresses in the training network.")] = False,
     as_json: Json = False,
@@ -101,11 +107,13 @@ def status(as_json: Json = False) -> None:
 
 @app.command()
 def rate(
-    node: Annotated[str, typer.Argument(metavar="NODE|all", help="The node whose NIC changes.")],
-    line_rate: Annotated[str, typer.Argument(metavar="RATE", help="New rate: 100mbit, 2.5gbit or none.")],
+    node: Annotated[str, typer.Argument(metavar="NODE|all", help="Node to change, or `all`.")],
+    line_rate: Annotated[
+        str, typer.Argument(metavar="RATE", help="New rate, such as 100mbit or 2.5gbit, or none for no limit.")
+    ],
     as_json: Json = False,
 ) -> None:
-    """Change the line rate of a node's training network in both directions, even while jobs run."""
+    """Change the line rate of a node's training network in both directions. Jobs may be running."""
     rate_gbit_per_s = parse_option("RATE", line_rate, parse_lab_rate)
     names = [node.name for node in require_lab().nodes] if node == "all" else [node]
     lab = set_rate(names, rate_gbit_per_s)
@@ -122,8 +130,8 @@ def rate(
     epilog=examples("lab exec node0 -- ip address"),
 )
 def exec_(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="Node to run it on.")],
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Command, after --.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Node on which to run the command.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Command to run. Put it after --.")],
 ) -> None:
     """Run a command on a node as root, in the environment of an SSH login."""
     argv = command[1:] if command[0] == "--" else command
@@ -135,9 +143,9 @@ def exec_(
 @app.command()
 def down(
     as_json: Json = False,
-    force: Annotated[bool, typer.Option("--force", help="End active runs in the lab too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also end active runs in the lab.")] = False,
 ) -> None:
-    """Stop the lab, and remove remains of a crashed one."""
+    """Stop the lab, and remove what a crashed lab left behind."""
     if not force:
         _guard(live_runs())
     removed = down_lab()

@@ -60,7 +60,7 @@ def register(app: typer.Typer) -> None:
             "launch --hosts hosts.txt --set learning_rate=1e-4 --detach train.yaml",
             "launch --hosts hosts.txt -- train.py --lr 1e-4",
             "launch --hosts hosts.txt -- --max-restarts=3 train.py",
-            note="Options of the engine's own launcher go before the script, as in the last example.",
+            note="Put options of the engine's own launcher before the script, as in the last example.",
         ),
     )(expand_options(launch))
 
@@ -84,7 +84,7 @@ def launch(
             min=5.0,
             metavar="SECONDS",
             rich_help_panel="Run control",
-            help="How long nodes keep running without contact with this command.",
+            help="How long the job keeps running on the nodes without contact to this command.",
         ),
     ] = 120.0,
     grace_period: GracePeriod = 10.0,
@@ -94,8 +94,8 @@ def launch(
             metavar="SIZE",
             rich_help_panel="Run control",
             help=(
-                "Maximum size of the job's log on each node, at least 1M. Beyond it the oldest output is dropped, "
-                "except the beginning and errors. 0: no limit."
+                "Maximum size of the job's log on each node, at least 1M. If the log exceeds it, multinode drops "
+                "the oldest output, but keeps the beginning and errors. 0 disables the limit."
             ),
         ),
     ] = "2G",
@@ -105,7 +105,7 @@ def launch(
             "--detach",
             "-d",
             rich_help_panel="Run control",
-            help="Exit once the job runs on every node. The job then needs no lease.",
+            help="Exit as soon as the job is running on every node. The job then keeps running without this command.",
         ),
     ] = False,
     hang_timeout: HangTimeout = 300.0,
@@ -124,7 +124,7 @@ def launch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print each node's command and exit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a training job on every node, with matching ranks, and follow it to the end."""
+    """Run a training job on every node with the right ranks, and follow it to the end."""
     from multinode import api
 
     require_terminal(if_slower, detach=detach)

@@ -154,7 +154,7 @@ def build_app() -> typer.Typer:
             "max_content_width": _WIDEST,
         },
         help="Launch a training job on several nodes over SSH or Slurm, and measure the cost of the network.",
-        epilog="For the options of a verb: multinode VERB --help",
+        epilog="To see the options of a verb: multinode VERB --help",
     )
     app.callback()(common_options)
     return app

@@ -65,7 +65,10 @@ def nccl_test(
         list[str] | None,
         typer.Argument(
             metavar="[COLLECTIVE]...",
-            help="all_reduce, all_gather, reduce_scatter, broadcast, all_to_all or sendrecv. Default: all_reduce.",
+            help=(
+                "Collectives to measure: all_reduce, all_gather, reduce_scatter, broadcast, all_to_all or sendrecv. "
+                "Default: all_reduce."
+            ),
         ),
     ] = None,
     hosts: Hosts = None,
@@ -74,37 +77,47 @@ def nccl_test(
         int | None, typer.Option(min=2, metavar="N", help="Run N workers on this machine, without nodes or SSH.")
     ] = None,
     workers_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Workers per node. Default: one, or the slots with --like.")
+        int | None, typer.Option(min=1, help="Workers per node. Default: 1, or the slots of each node with --like.")
     ] = None,
-    begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest size: 8, 64K, 128M.")] = "64K",
-    end: Annotated[str, typer.Option("-e", "--end", help="Largest size.")] = "64M",
-    factor: Annotated[int, typer.Option("-f", "--factor", help="Factor between sizes.")] = 4,
+    begin: Annotated[str, typer.Option("-b", "--begin", help="Smallest message size, such as 8, 64K or 128M.")] = "64K",
+    end: Annotated[str, typer.Option("-e", "--end", help="Largest message size.")] = "64M",
+    factor: Annotated[int, typer.Option("-f", "--factor", help="Factor between two sizes.")] = 4,
     step: Annotated[
-        str | None, typer.Option("-i", "--step", metavar="SIZE", help="Increment between sizes, instead of -f.")
+        str | None,
+        typer.Option("-i", "--step", metavar="SIZE", help="Increment between two sizes, instead of a factor."),
     ] = None,
-    iters: Annotated[int, typer.Option("-n", "--iters", min=1, help="Timed iterations per size.")] = 20,
-    warmup_iters: Annotated[int, typer.Option("-w", "--warmup-iters", min=1, help="Warm-up iterations.")] = 2,
+    iters: Annotated[int, typer.Option("-n", "--iters", min=1, help="Number of timed iterations per size.")] = 20,
+    warmup_iters: Annotated[int, typer.Option("-w", "--warmup-iters", min=1, help="Number of warm-up iterations.")] = 2,
     verify: Annotated[
-        int, typer.Option("-c", "--verify", min=0, help="Number of times to verify the values; 0: never.")
+        int, typer.Option("-c", "--verify", min=0, help="Number of times to verify the results. 0 disables this.")
     ] = 1,
     dtype: Annotated[
-        str, typer.Option("-d", "--dtype", help="int8, uint8, int32, int64, half, bfloat16, float or double.")
+        str,
+        typer.Option("-d", "--dtype", help="Data type: int8, uint8, int32, int64, half, bfloat16, float or double."),
     ] = "float",
     op: Annotated[str, typer.Option("-o", "--op", help="Reduction: sum, prod, max, min or avg.")] = "sum",
     max_seconds: Annotated[
-        float, typer.Option(min=0.1, help="Time limit per size. Reduces the iterations, but not below 5.")
+        float,
+        typer.Option(min=0.1, help="Time limit per size. If necessary, fewer iterations are run, but at least 5."),
     ] = 5.0,
     backend: Annotated[
-        str | None, typer.Option(help="nccl, gloo, xccl (Intel) or hccl (Ascend). Default: that of the nodes' GPUs.")
+        str | None,
+        typer.Option(
+            help="Backend: nccl, gloo, xccl (Intel) or hccl (Ascend). Default: the backend for the GPUs of the nodes."
+        ),
     ] = None,
     like: Annotated[
         Path | None,
-        typer.Option(metavar="JOB.yaml", help="Measure the messages of this training, instead of -b, -e and -f."),
+        typer.Option(
+            metavar="JOB.yaml", help="Measure the message sizes of this training, instead of those of -b, -e and -f."
+        ),
     ] = None,
     set_: Overrides = None,
     tcp: Annotated[
         bool,
-        typer.Option("--tcp/--no-tcp", help="Measure raw TCP between the nodes, interleaved with the largest size."),
+        typer.Option(
+            "--tcp/--no-tcp", help="Also measure raw TCP between the nodes, interleaved with the largest size."
+        ),
     ] = True,
     pairs: Annotated[bool, typer.Option("--pairs", help="Also measure every pair of nodes to find outliers.")] = False,
     compare: Annotated[
@@ -114,25 +127,33 @@ def nccl_test(
         bool,
         typer.Option(
             "--tune",
-            help="Measure NCCL settings for sockets, algorithms, protocols and buffers, and report their gain.",
+            help=(
+                "Try NCCL settings for sockets, algorithms, protocols and buffers, and report how much each one gains."
+            ),
         ),
     ] = False,
-    repeats: Annotated[int, typer.Option(min=2, max=20, help="With --tune: repeats per setting.")] = 3,
+    repeats: Annotated[int, typer.Option(min=2, max=20, help="With --tune, number of repeats per setting.")] = 3,
     write: Annotated[
-        bool, typer.Option("--write", help="With --tune: write the best settings to every line of the hostfile.")
+        bool, typer.Option("--write", help="With --tune, write the best settings to every line of the hostfile.")
     ] = False,
     fresh: Annotated[
         bool,
         typer.Option(
             "--fresh",
-            help="With --tune: measure everything again. Default: the same command resumes what was interrupted.",
+            help=(
+                "With --tune, measure everything again. By default, the same command resumes an interrupted "
+                "measurement."
+            ),
         ),
     ] = False,
     form: Annotated[
         Literal["table", "html", "markdown", "csv", "json", "nccl-tests"] | None,
         typer.Option(
             "--format",
-            help="Output format; nccl-tests: as that program prints. Default: from the suffix of --output, or a table.",
+            help=(
+                "Output format. `nccl-tests` is the format of that program. Default: from the suffix of --output, or "
+                "a table."
+            ),
         ),
     ] = None,
     read: Annotated[
@@ -141,8 +162,11 @@ def nccl_test(
             "--read",
             metavar="FILE",
             rich_help_panel="Output of other programs",
-            help="Evaluate output of nccl-tests, iperf3 or ib_write_bw instead of measuring; - is standard input. "
-            "Repeatable. If the output lacks them, add --nodes, --workers-per-node and a collective.",
+            help=(
+                "Evaluate existing output of nccl-tests, iperf3 or ib_write_bw instead of measuring. Use - for "
+                "standard input. If the output does not state them, add --nodes, --workers-per-node and a collective."
+                " Repeatable."
+            ),
         ),
     ] = None,
     link: Annotated[
@@ -150,7 +174,7 @@ def nccl_test(
         typer.Option(
             metavar="[Nx]RATE",
             rich_help_panel="Output of other programs",
-            help="With --read: link rate of a node, such as 25gbit, or of its NICs, such as 4x200gbit.",
+            help="With --read, link rate of a node, such as 25gbit, or of its NICs, such as 4x200gbit.",
         ),
     ] = None,
     rdma: Annotated[
@@ -158,7 +182,10 @@ def nccl_test(
         typer.Option(
             "--rdma/--no-rdma",
             rich_help_panel="Output of other programs",
-            help="With --read: whether the collectives used RDMA. Default: according to NCCL's log or the speeds.",
+            help=(
+                "With --read, whether the collectives used RDMA. By default, multinode derives this from NCCL's log "
+                "or from the speeds."
+            ),
         ),
     ] = None,
     output: Annotated[
@@ -166,13 +193,13 @@ def nccl_test(
         typer.Option(
             "--output",
             metavar="FILE|DIR",
-            help="Also write the answer to this file: .html (a page with charts), .md, .csv, .json or .txt.",
+            help="File to which the results are also written: .html (a page with charts), .md, .csv, .json or .txt.",
         ),
     ] = None,
     min_busbw: Annotated[
         float | None,
         typer.Option(
-            min=0.0, metavar="GB/S", help="Exit with code 1 if the best busbw of a collective is below this (GB/s)."
+            min=0.0, metavar="GB/S", help="Exit with code 1 if the best busbw of a collective is below this value."
         ),
     ] = None,
     common: NodeOptions,
@@ -182,9 +209,9 @@ def nccl_test(
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Measure collectives between the nodes with their own torch: the speed, whether it is normal, and why.
+    """Measure the speed of collectives with the torch of the nodes, and report whether it is normal and why.
 
-    Columns, units and busbw are as in nccl-tests.
+    Columns, units and busbw are the same as in nccl-tests.
     """
     shown = FormOptions(form=form if form != "nccl-tests" else None, output=output, details=details)
     shown.choose(as_json=as_json)

@@ -49,8 +49,10 @@ JobWords = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="JOB.yaml [KEY=VALUE]...",
-        help="LLaMA-Factory YAML, and keys to override as with --set. For any other training, put your usual command "
-        "after --. Default: the job in the settings, or configs/default.yaml.",
+        help=(
+            "LLaMA-Factory YAML, followed by keys to override (same as --set). For any other training, put your usual"
+            " command after --. Default: the job in the settings, or configs/default.yaml."
+        ),
     ),
 ]
 Hosts = Annotated[
@@ -62,9 +64,10 @@ Hosts = Annotated[
         rich_help_panel=_NODES,
         metavar="HOSTS",
         help=(
-            "Hostfile, list such as a:8,b:8 or node[1-4], Ansible INVENTORY:GROUP, `-` for stdin, `@NAME` of the "
-            "settings, `lab`, or `auto` for the nodes from Slurm, dstack, SkyPilot, Kubeflow, PBS or OAR. "
-            "Default: $MULTINODE_HOSTS, the settings, or a lab started in this directory."
+            "Nodes to use: a hostfile, `-` (a hostfile on stdin), a list such as a:8,b:8 or node[1-4], an Ansible"
+            " INVENTORY:GROUP, `@NAME` (a cluster in the settings), `lab`, or `auto` (the nodes of this Slurm, "
+            "dstack, SkyPilot, Kubeflow, PBS or OAR job). Default: $MULTINODE_HOSTS, the settings, or a lab "
+            "started in this directory."
         ),
     ),
 ]
@@ -72,7 +75,8 @@ Nodes = Annotated[
     int | None, typer.Option(min=1, metavar="K", rich_help_panel=_NODES, help="Use the first K nodes of the hostfile.")
 ]
 WorkersPerNode = Annotated[
-    int | None, typer.Option(min=1, rich_help_panel=_NODES, metavar="N", help="Workers per node. Default: its slots.")
+    int | None,
+    typer.Option(min=1, rich_help_panel=_NODES, metavar="N", help="Workers per node. Default: the slots of each node."),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -84,7 +88,7 @@ With = Annotated[
         "--with",
         metavar="FILE",
         rich_help_panel=_JOB,
-        help="Options and settings from a file of multinode tune. Explicit options override it.",
+        help="File with options and settings, written by multinode tune. Options on the command line override it.",
     ),
 ]
 DeepspeedSet = Annotated[
@@ -93,7 +97,8 @@ DeepspeedSet = Annotated[
         metavar="KEY=VALUE",
         rich_help_panel=_JOB,
         help=(
-            "Change the job's DeepSpeed JSON for this run only, and show the diff; a.b is key b in group a. Repeatable."
+            "Change a key of the job's DeepSpeed JSON for this run only, and show the diff. Write a.b for key b "
+            "in group a. Repeatable."
         ),
     ),
 ]
@@ -102,7 +107,7 @@ Synthetic = Annotated[
     typer.Option(
         "--synthetic",
         rich_help_panel=_JOB,
-        help="Train on synthetic data for benchmarks; every sample has exactly cutoff_len tokens.",
+        help="Train on synthetic data, as a benchmark. Every sample has exactly cutoff_len tokens.",
     ),
 ]
 CopyCode = Annotated[
@@ -111,8 +116,10 @@ CopyCode = Annotated[
         COPY_CODE,
         metavar="[DIR]",
         rich_help_panel=_JOB,
-        help="Copy DIR to every node and run the job there. Skips files that git ignores or that a node already has. "
-        "Default: this directory.",
+        help=(
+            "Copy DIR to every node and run the job there. Skip files that git ignores or that a node already "
+            "has. Default: this directory."
+        ),
     ),
 ]
 MasterPort = Annotated[
@@ -130,7 +137,7 @@ Fresh = Annotated[
     typer.Option(
         "--fresh",
         rich_help_panel=_RUN,
-        help="Measure everything again. Default: the same command resumes what was interrupted.",
+        help="Measure everything again. By default, the same command resumes an interrupted measurement.",
     ),
 ]
 Check = Annotated[
@@ -140,7 +147,9 @@ Check = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 LinkMeasured = Annotated[
     str | None,
-    typer.Option(metavar="RATE", help="Link rate of the runs, such as 1gbit, if their NICs did not report it."),
+    typer.Option(
+        metavar="RATE", help="Link rate of the runs, such as 1gbit. Needed only if their NICs did not report it."
+    ),
 ]
 Details = Annotated[bool, typer.Option("--details", help="Also print all tables and notes.")]
 GracePeriod = Annotated[
@@ -154,7 +163,9 @@ Fetch = Annotated[
     typer.Option(
         metavar="PATH",
         rich_help_panel=_RUN,
-        help="Copy this file or directory from node 0 at the end, with ZeRO shards of all nodes. Repeatable.",
+        help=(
+            "At the end, copy this file or directory from node 0, including the ZeRO shards of all nodes. Repeatable."
+        ),
     ),
 ]
 EngineName = Annotated[
@@ -163,7 +174,8 @@ EngineName = Annotated[
         "--engine",
         metavar="NAME",
         rich_help_panel=_JOB,
-        help=(f"{', '.join(ENGINES[:-1])} or {ENGINES[-1]}. Default: llamafactory for a YAML, torchrun for a script."),
+        help=f"Launcher: {', '.join(ENGINES[:-1])} or {ENGINES[-1]}. Default: llamafactory for a YAML, "
+        "torchrun for a script.",
     ),
 ]
 AccelerateConfig = Annotated[
@@ -171,7 +183,7 @@ AccelerateConfig = Annotated[
     typer.Option(
         metavar="FILE",
         rich_help_panel=_JOB,
-        help="Configuration for --engine accelerate. Machine rank, address and port are overridden.",
+        help="Configuration file for --engine accelerate. multinode overrides its machine rank, address and port.",
     ),
 ]
 Variables = Annotated[
@@ -189,7 +201,8 @@ Setup = Annotated[
         metavar="SHELL",
         rich_help_panel=_JOB,
         help=(
-            "Shell commands to run on every node before the job, such as conda or modules. Default: from the settings."
+            "Shell commands to run on every node before the job, such as conda activate or module load. Default: "
+            "from the settings."
         ),
     ),
 ]
@@ -199,7 +212,7 @@ HangTimeout = Annotated[
         min=0.0,
         metavar="SECONDS",
         rich_help_panel=_RUN,
-        help="Time without a step, result or log line before the run counts as hung; 0 disables.",
+        help="Time without a step, a result or a log line after which a run counts as hung. 0 disables this.",
     ),
 ]
 OnHang = Annotated[
@@ -207,7 +220,7 @@ OnHang = Annotated[
     typer.Option(
         metavar="HOW",
         rich_help_panel=_RUN,
-        help="On a hang: `report` names the rank that is behind, `stop` also stops the run.",
+        help="What to do if the run hangs: `report` names the rank that is behind, and `stop` also stops the run.",
     ),
 ]
 Output = Annotated[
@@ -215,8 +228,10 @@ Output = Annotated[
     typer.Option(
         metavar="WHAT",
         rich_help_panel=_RUN,
-        help="Print what the job prints, above the live table: `none`, `rank0` (the log of its node, without lines of "
-        "other ranks) or `all`. Default: rank0 on a terminal, none elsewhere.",
+        help=(
+            "Job output to print above the live table: `none`, `rank0` (the log of the node of rank 0, without lines "
+            "of other ranks) or `all`. Default: rank0 on a terminal, otherwise none."
+        ),
     ),
 ]
 OnEnd = Annotated[
@@ -224,7 +239,10 @@ OnEnd = Annotated[
     typer.Option(
         metavar="CMD",
         rich_help_panel=_RUN,
-        help="Shell command to run on this machine when the run ends, hangs or restarts; see $MULTINODE_EVENT.",
+        help=(
+            "Shell command to run on this machine when the run ends, hangs or restarts. $MULTINODE_EVENT names the "
+            "event."
+        ),
     ),
 ]
 Notify = Annotated[
@@ -235,7 +253,7 @@ Notify = Annotated[
         show_envvar=False,
         rich_help_panel=_RUN,
         help=(
-            "Webhook (https) to send a JSON document to when the run ends, hangs or restarts. Default: "
+            "Webhook (https) that receives a JSON document when the run ends, hangs or restarts. Default: "
             "$MULTINODE_NOTIFY."
         ),
     ),
@@ -247,8 +265,8 @@ ExportTo = Annotated[
         metavar="KIND:WHERE,...",
         rich_help_panel=_RUN,
         help=(
-            "Export metrics during the run: tensorboard:DIR, mlflow:DIR|URI, wandb:DIR, prometheus:FILE.prom; at the "
-            "end: csv:DIR, parquet:DIR. Repeatable."
+            "Export metrics during the run (tensorboard:DIR, mlflow:DIR|URI, wandb:DIR, prometheus:FILE.prom) or "
+            "at its end (csv:DIR, parquet:DIR). Repeatable."
         ),
     ),
 ]
@@ -259,7 +277,7 @@ MetricsPort = Annotated[
         max=65535,
         metavar="PORT",
         rich_help_panel=_RUN,
-        help="Serve Prometheus metrics on 127.0.0.1:PORT while the run is followed.",
+        help="Serve Prometheus metrics on 127.0.0.1:PORT while multinode follows the run.",
     ),
 ]
 GradCompress = Annotated[
@@ -267,7 +285,9 @@ GradCompress = Annotated[
     typer.Option(
         metavar="KIND",
         rich_help_panel=_JOB,
-        help="Compress DDP's gradients: fp16, bf16 (half the bytes of fp32) or powersgd[:RANK[:START]].",
+        help=(
+            "Compress the gradients of DDP with fp16 or bf16 (half the bytes of fp32), or with powersgd[:RANK[:START]]."
+        ),
     ),
 ]
 Balance = Annotated[
@@ -277,8 +297,10 @@ Balance = Annotated[
         metavar="RUN|NODE=SPEED,...",
         autocompletion=complete_runs,
         rich_help_panel=_JOB,
-        help="Under DDP, give faster nodes more samples of each step, according to the speeds measured by a run or "
-        "given here.",
+        help=(
+            "With DDP, give faster nodes more samples per step. The speeds are those that a run measured, or those "
+            "given here."
+        ),
     ),
 ]
 Average = Annotated[
@@ -287,8 +309,9 @@ Average = Annotated[
         metavar="METHOD:H[:...]",
         rich_help_panel=_JOB,
         help=(
-            "Average the parameters between nodes only every H steps: local:H (local SGD), or diloco:H[:LR[:MOMENTUM]] "
-            "with an outer Nesterov optimizer (DiLoCo, 0.7:0.9). Append :fp16 or :bf16 to send 16 bits."
+            "Average the parameters between nodes only every H steps, with local:H (local SGD) or "
+            "diloco:H[:LR[:MOMENTUM]] (DiLoCo with an outer Nesterov optimizer, default 0.7:0.9). Append :fp16 or"
+            " :bf16 to send 16-bit values."
         ),
     ),
 ]
@@ -297,7 +320,7 @@ Profile = Annotated[
     typer.Option(
         "--profile/--no-profile",
         rich_help_panel=_MEASURE,
-        help="Record in the workers where step time goes.",
+        help="Measure in the workers how the time of each step is spent.",
     ),
 ]
 Trace = Annotated[
@@ -306,7 +329,10 @@ Trace = Annotated[
         min=1,
         metavar="STEPS",
         rich_help_panel=_MEASURE,
-        help="Number of steps to trace with torch.profiler after the warm-up. The traces are fetched.",
+        help=(
+            "Number of steps to trace with torch.profiler after the warm-up. multinode copies the traces to this "
+            "machine."
+        ),
     ),
 ]
 NcclInspector = Annotated[
@@ -324,7 +350,7 @@ TraceRanks = Annotated[
         min=0,
         metavar="RANK",
         rich_help_panel=_MEASURE,
-        help="Rank to trace. Default: the first of each node. Repeatable.",
+        help="Rank to trace. Default: the first rank of each node. Repeatable.",
     ),
 ]
 SampleHz = Annotated[
@@ -335,24 +361,29 @@ SampleHz = Annotated[
         max=10.0,
         rich_help_panel=_MEASURE,
         metavar="HZ",
-        help="Samples per second of NICs, CPUs and GPUs on each node.",
+        help="How many times per second to sample the NICs, CPUs and GPUs of each node.",
     ),
 ]
 Where = Annotated[
     list[str] | None,
-    typer.Option(metavar="CONDITION", help="Show only matching rows: method=lora, nodes>=2. Repeatable."),
+    typer.Option(metavar="CONDITION", help="Only show matching rows, such as method=lora or nodes>=2. Repeatable."),
 ]
 PricesFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="YAML of GPU or node prices. Default: prices in the hostfile.")
+    Path | None,
+    typer.Option(metavar="FILE", help="YAML file of GPU or node prices. Default: the prices in the hostfile."),
 ]
 Deadline = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Name the cheapest cell that finishes the full run within 8h, 2d, ..."),
+    typer.Option(
+        metavar="TIME", help="Name the cheapest cell that finishes the full run within this time, such as 8h or 2d."
+    ),
 ]
-RunId = Annotated[str, typer.Argument(autocompletion=complete_runs, help="Run id, its beginning, or `last`.")]
+RunId = Annotated[
+    str, typer.Argument(autocompletion=complete_runs, help="Run id, the beginning of a run id, or `last`.")
+]
 RunIds = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[RUN]...", autocompletion=complete_runs, help="Run ids, their beginnings, or `last`."),
+    typer.Argument(metavar="[RUN]...", autocompletion=complete_runs, help="Run ids, beginnings of run ids, or `last`."),
 ]
 
 SCRIPT = "multinode.script"

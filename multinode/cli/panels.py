@@ -57,8 +57,8 @@ def range_text(parameter: Any) -> str:
     if least is None and most is None:
         return ""
     if most is None:
-        return f" At least {least:g}."
-    return f" At most {most:g}." if least is None else f" {least:g} to {most:g}."
+        return f" At least {least:.12g}."
+    return f" At most {most:.12g}." if least is None else f" From {least:.12g} to {most:.12g}."
 
 
 def default_text(parameter: Any) -> str:

@@ -45,23 +45,29 @@ def predict(
         typer.Argument(
             metavar="[RUN]...",
             autocompletion=complete_runs,
-            help="Runs of one training and an nccl-test: ids, their beginnings, or `last`. A contrast includes them.",
+            help=(
+                "Runs of one training, and an nccl-test: run ids, beginnings of run ids, or `last`. A contrast "
+                "includes both."
+            ),
         ),
     ] = None,
     benchmarks: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Published benchmarks (YAML) instead of runs.")
+        Path | None, typer.Option(metavar="FILE", help="YAML file of published benchmarks to use instead of runs.")
     ] = None,
     link: Annotated[
         str | None,
         typer.Option(
             metavar="100mbit,10gbit",
-            help="Link rates of a node. A bare number is in Gbit/s. Default: common rates and the measured one.",
+            help="Link rates of a node. A bare number is in Gbit/s. Default: common rates and the measured rate.",
         ),
     ] = None,
     nodes: Annotated[str | None, typer.Option(metavar="2,4", help="Numbers of nodes. Default: as measured.")] = None,
     workers_per_node: Annotated[
         str | None,
-        typer.Option(metavar="1,8", help="Workers per node. Default: as measured; likewise for all options below."),
+        typer.Option(
+            metavar="1,8",
+            help="Workers per node. Default: as measured. The options below, up to --average, have the same default.",
+        ),
     ] = None,
     batch: Annotated[str | None, typer.Option(metavar="2,4", help="Samples per micro-batch of a worker.")] = None,
     accumulation: Annotated[str | None, typer.Option(metavar="1,4", help="Micro-batches per step.")] = None,
@@ -69,10 +75,12 @@ def predict(
         str | None,
         typer.Option(
             metavar="ddp,zero2",
-            help="Sharding: ddp, zero1, zero2, zero3, zero3_hpz, fsdp, shard_grad_op or hybrid_shard.",
+            help="Sharding strategies: ddp, zero1, zero2, zero3, zero3_hpz, fsdp, shard_grad_op or hybrid_shard.",
         ),
     ] = None,
-    method: Annotated[str | None, typer.Option(metavar="full,lora:8", help="full, or lora:RANK.")] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="full,lora:8", help="Training method: full, or lora:RANK.")
+    ] = None,
     bucket_mib: Annotated[str | None, typer.Option(metavar="25,100", help="Size of a gradient bucket in MiB.")] = None,
     overlap: Annotated[
         str | None, typer.Option(metavar="on,off", help="Whether gradient reduction overlaps with the backward pass.")
@@ -85,25 +93,25 @@ def predict(
         str | None,
         typer.Option(
             metavar="none,local:16,diloco:64:fp16",
-            help="Averages between nodes every H steps, as for launch, or none.",
+            help="Parameter averaging between nodes every H steps, as in launch --average, or none.",
         ),
     ] = None,
-    target: Annotated[float, typer.Option(help="Target efficiency of the break-even.")] = 0.9,
+    target: Annotated[float, typer.Option(help="Efficiency for which to find the break-even link rate.")] = 0.9,
     link_measured: LinkMeasured = None,
     stream: Annotated[
         str | None,
         typer.Option(
             metavar="RATE",
             help=(
-                "Measured TCP rate between nodes (iperf3), if below the NIC rate: clouds, overlay networks, VPNs, "
-                "Wi-Fi, shared uplinks. Default: from the nccl-test or the file."
+                "Measured TCP rate between nodes (from iperf3), if it is below the NIC rate, as in clouds, "
+                "overlay networks, VPNs, Wi-Fi or shared uplinks. Default: from the nccl-test or the file."
             ),
         ),
     ] = None,
     form: FormOptions,
     as_json: Json = False,
 ) -> None:
-    """Predict the speed of a training job with other links, nodes and settings, each with an interval."""
+    """Predict the speed of a training job with other links, nodes and settings. Each prediction has an interval."""
     from multinode import api
 
     request = api.ForecastRequest(

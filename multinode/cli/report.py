@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def report(*, run_ids: RunIds = None, form: FormOptions, as_json: Json = False) -> None:
-    """Write what `show` shows of one or more runs: without options a page with charts, RUN.html in this directory."""
+    """Write the results of one or more runs to a file: by default to RUN.html in this directory, a page with charts."""
     if form.output is None and form.form in {None, "html"}:
         form = dataclasses.replace(form, output=Path())
     chosen = form.choose(as_json=as_json, usual="html")

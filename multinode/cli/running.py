@@ -333,7 +333,7 @@ class Restarts:
         typer.Option(
             metavar="TIME",
             rich_help_panel=_PANEL,
-            help="Time that a restart waits for a node that is unreachable or fails a check, such as 90s, 10m or 2h.",
+            help="How long a restart waits for a node that is unreachable or fails a check, such as 90s, 10m or 2h.",
         ),
     ] = "10m"
     min_nodes: Annotated[
@@ -342,7 +342,10 @@ class Restarts:
             min=1,
             metavar="K",
             rich_help_panel=_PANEL,
-            help="Restart on at least K nodes, without those that do not return, with the same global batch.",
+            help=(
+                "If nodes do not come back, restart without them, on at least K nodes and with the same global batch "
+                "size."
+            ),
         ),
     ] = None
     scale_batch: Annotated[
@@ -350,7 +353,7 @@ class Restarts:
         typer.Option(
             "--scale-batch",
             rich_help_panel=_PANEL,
-            help="With --min-nodes: let the global batch shrink if no accumulation can keep it.",
+            help="With --min-nodes, allow a smaller global batch if no number of accumulation steps keeps its size.",
         ),
     ] = False
     shard_copies: Annotated[
@@ -360,7 +363,10 @@ class Restarts:
             max=1000,
             metavar="N",
             rich_help_panel=_PANEL,
-            help="With --restarts: copy each node's ZeRO shards to the next N nodes after every save; 0 copies none.",
+            help=(
+                "With --restarts, copy the ZeRO shards of each node to the next N nodes after every save. 0 disables "
+                "this."
+            ),
         ),
     ] = 1
     restart_after_oom: Annotated[

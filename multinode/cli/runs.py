@@ -153,12 +153,13 @@ def runs(
     every: Annotated[
         bool,
         typer.Option(
-            "--all", help="Also list attempts, and the parts of a bench, contrast, sweep or tune. --json always does."
+            "--all",
+            help="Also list attempts and the parts of a bench, contrast, sweep or tune. --json always includes them.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the runs, most recently changed last; a bench, contrast, sweep or tune is one row."""
+    """List the runs, most recently changed last. A bench, contrast, sweep or tune is one row."""
     from multinode.runs.listing import RunsDocument, run_row, runs_table
     from multinode.runs.stored_run import load_runs, whole_runs
 
@@ -175,10 +176,10 @@ def runs(
 
 
 def show(*, run_ids: RunIds = None, look: ViewOptions, form: FormOptions, as_json: Json = False) -> None:
-    """Show the results of a run: how it ended, what limits it and what to do next; for sweeps and imports the table.
+    """Show how a run ended, what limits its speed, and what to do next. For a sweep or an import, show its table.
 
-    With -o FILE the answer is written: a page with charts, Markdown, CSV or JSON. Several sweeps and imports are shown
-    as one table. --sort and the options below it are for tables.
+    -o FILE writes the result as a page with charts, Markdown, CSV or JSON. Several sweeps and imports are shown as one
+    table. --sort, --where, --baseline, --prices and --deadline apply only to tables.
     """
     names = run_ids or ["last"]
     if look.is_given:
@@ -241,15 +242,16 @@ def _commands(stored: StoredRun) -> Iterator[NextCommand]:
 
 def logs(
     run_id: RunId = "last",
-    node: Annotated[str | None, typer.Option(help="Name or node rank of the only node to print.")] = None,
+    node: Annotated[str | None, typer.Option(help="Only print the log of this node (a name or a node rank).")] = None,
     rank: Annotated[
-        int | None, typer.Option(min=0, help="Print only the node of this rank, without lines of other ranks.")
+        int | None,
+        typer.Option(min=0, help="Only print the log of the node of this rank, without lines of other ranks."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until the run ends.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Print the raw log, including progress bars.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print a run's logs, node by node, or those of all runs of a bench, sweep or contrast.
+    """Print the logs of a run, node by node. For a bench, sweep or contrast, print the logs of all its runs.
 
     Progress bars are reduced to their last state.
     """

@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
         cls=_SubmitCommand,
         epilog=examples(
             "submit -N2 -- launch job.yaml",
-            note="Options of sbatch go before --: -N2 --gpus-per-node=4 --time=4:00:00.",
+            note="Put sbatch options before --, such as -N2 --gpus-per-node=4 --time=4:00:00.",
         ),
     )(submit)
 
@@ -57,9 +57,9 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script and exit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit a Slurm batch job that runs a verb on its nodes: launch, contrast, nccl-test, ...
+    """Submit a Slurm batch job that runs a verb, such as launch, contrast or nccl-test, on its nodes.
 
-    Give sbatch options before --, and the verb without --hosts after it.
+    Put sbatch options before --, and the verb after it, without --hosts.
     """
     runs = runs_root().absolute()
     script = batch_script(ctx.meta[_SBATCH], ctx.meta[SCRIPT] or (), python=sys.executable, runs=str(runs))

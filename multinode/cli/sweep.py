@@ -42,8 +42,10 @@ class GridOptions:
         list[str] | None,
         typer.Option(
             metavar="KEY=A,B,...",
-            help="Values of a YAML key to sweep. Each is read as YAML: [a,b] is one value, '\"a,b\"' a text with a "
-            "comma. Repeatable.",
+            help=(
+                "Values of a YAML key to sweep. Each value is parsed as YAML: [a,b] is one value, and '\"a,b\"' is a "
+                "text with a comma. Repeatable."
+            ),
         ),
     ] = None
     grid_arg: Annotated[
@@ -51,28 +53,39 @@ class GridOptions:
         typer.Option(
             metavar="--NAME=A,B,...",
             help=(
-                "Values of a script argument to sweep, such as --grid-arg --batch=1,2,4. Quote values with commas. "
-                "Repeatable."
+                "Values of a script argument to sweep, such as --grid-arg --batch=1,2,4. Quote values that "
+                "contain commas. Repeatable."
             ),
         ),
     ] = None
     set_: Overrides = None
     nodes: Annotated[
         str | None,
-        typer.Option(metavar="1,2,4", help="Numbers of nodes to sweep, from the top of the hostfile. Default: all."),
+        typer.Option(
+            metavar="1,2,4",
+            help="Numbers of nodes to sweep, counted from the top of the hostfile. Default: all nodes.",
+        ),
     ] = None
     workers_per_node: Annotated[
-        str | None, typer.Option(metavar="1,2", help="Numbers of workers per node to sweep. Default: the slots.")
+        str | None,
+        typer.Option(metavar="1,2", help="Numbers of workers per node to sweep. Default: the slots of each node."),
     ] = None
     steps: Annotated[
         int | None,
-        typer.Option(min=3, help="Measured steps per run, after the warm-up (max_steps). Default: 30, or all."),
+        typer.Option(
+            min=3,
+            help=(
+                "Measured steps per run, after the warm-up (sets max_steps). Default: 30, or all if the job has fewer."
+            ),
+        ),
     ] = None
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.05, help="Train each run for this many minutes instead, counted from its first step."),
+        typer.Option(
+            min=0.05, help="Instead of --steps, train each run for this many minutes, counted from its first step."
+        ),
     ] = None
-    repeats: Annotated[int, typer.Option(min=1, max=20, help="Repeats per cell.")] = 1
+    repeats: Annotated[int, typer.Option(min=1, max=20, help="Number of repeats per cell.")] = 1
     interleave: Annotated[
         bool,
         typer.Option("--interleave/--no-interleave", help="Interleave the repeats, so that drift affects all cells."),
@@ -103,7 +116,7 @@ def sweep(
     on_hang: OnHang = "stop",
     fresh: Fresh = False,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Measure failed cells again, except those out of memory.")
+        bool, typer.Option("--retry-failed", help="Measure failed cells again, except cells that ran out of memory.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and exit.")] = False,
     look: ViewOptions,

@@ -30,11 +30,11 @@ class ViewOptions:
     """How a table is looked at."""
 
     sort: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Sort by this column, ascending; -COLUMN for descending.")
+        str | None, typer.Option(metavar="COLUMN", help="Sort by this column. Use -COLUMN for descending order.")
     ] = None
     where: Where = None
     baseline: Annotated[
-        str | None, typer.Option(metavar="CELL", help="Row to compare the others with. Default: the first.")
+        str | None, typer.Option(metavar="CELL", help="Row to compare the other rows with. Default: the first row.")
     ] = None
     prices: PricesFile = None
     deadline: Deadline = None
@@ -67,8 +67,9 @@ class FormOptions:
         typer.Option(
             "--format",
             help=(
-                "html: a page with charts; markdown: for an issue or a wiki; csv: cells of a sweep, figures of other "
-                "runs. Default: from the suffix of --output, or a table."
+                "Output format. `html` is a page with charts, `markdown` is for an issue or a wiki, and `csv` has"
+                " the cells of a sweep or the figures of other runs. Default: from the suffix of --output, or a "
+                "table."
             ),
         ),
     ] = None
@@ -78,7 +79,10 @@ class FormOptions:
             "--output",
             "-o",
             metavar="FILE|DIR",
-            help="Output file: .html, .md, .csv, .json or .txt. In a directory, csv also has the samples.",
+            help=(
+                "Output file (.html, .md, .csv, .json or .txt), or directory. To a directory, csv also writes the "
+                "samples."
+            ),
         ),
     ] = None
 
@@ -184,32 +188,42 @@ def import_(
         Path, typer.Argument(metavar="TABLE", help="Benchmarks as CSV, TSV, Markdown, aligned text, JSON or YAML.")
     ],
     prices: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="YAML of GPU prices. Prices in the table take precedence.")
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML file of GPU prices. Prices in the table take precedence."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the table. Default: the file name.")] = None,
     default: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN=VALUE", help="Value for rows without one, such as samples=1100. Repeatable."),
+        typer.Option(
+            metavar="COLUMN=VALUE",
+            help="Value for rows that have none in this column, such as samples=1100. Repeatable.",
+        ),
     ] = None,
     ignore: Annotated[list[str] | None, typer.Option(metavar="TITLE", help="Ignore this column. Repeatable.")] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option(metavar="TITLE=COLUMN", help="Map a title to a column: 'Speed=tokens/s'. Repeatable."),
+        typer.Option(metavar="TITLE=COLUMN", help="Map a title to a column, such as 'Speed=tokens/s'. Repeatable."),
     ] = None,
     skip_unknown: Annotated[
-        bool, typer.Option("--skip-unknown", help="Ignore all columns of numbers with unknown titles.")
+        bool, typer.Option("--skip-unknown", help="Ignore all numeric columns with unknown titles.")
     ] = False,
     number: Annotated[
         int | None,
         typer.Option(
             "--table",
             metavar="N",
-            help="Number of the table in a file with several, from 1. Default: the only one with results.",
+            help=(
+                "Number of the table to import, starting at 1, if the file has several. Default: the only table with "
+                "results."
+            ),
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Import benchmarks measured elsewhere, stored as a run. Imported rows are marked, contradictions reported."""
+    """Import benchmarks measured elsewhere and store them as a run. Imported rows are marked.
+
+    Contradictions in the table are reported.
+    """
     from multinode.tables.imported_rows import import_table
     from multinode.tables.imported_table import Extras
 

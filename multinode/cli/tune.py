@@ -50,7 +50,10 @@ class TuneOptions:
     judge: Annotated[
         Literal["loss", "speed"],
         typer.Option(
-            help="Judge changes by the time to reach the final loss of the unchanged training, or by samples/s."
+            help=(
+                "Judge changes by the time to reach the final loss of the unchanged training (loss), or by samples/s "
+                "(speed)."
+            )
         ),
     ] = "loss"
     from_: Annotated[
@@ -60,8 +63,8 @@ class TuneOptions:
             metavar="RUN",
             autocompletion=complete_runs,
             help=(
-                "Choose the changes that `advise` predicts from this run, instead of measuring the unchanged training "
-                "first. Default job: the run's own. Repeatable."
+                "Try the changes that `advise` predicts from this run, instead of measuring the unchanged "
+                "training first. Without a job, use the job of this run. Repeatable."
             ),
         ),
     ] = None
@@ -69,7 +72,7 @@ class TuneOptions:
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="Try only changes whose name contains this text. Combine two with `a + b`. Repeatable.",
+            help="Only try changes whose name contains this text. Write `a + b` to combine two changes. Repeatable.",
         ),
     ] = None
     link_measured: LinkMeasured = None
@@ -77,7 +80,10 @@ class TuneOptions:
         str,
         typer.Option(
             metavar="TIME",
-            help="Time limit for all runs together, such as 20m or 2h. A run that would exceed it is not started.",
+            help=(
+                "Time limit for all runs together, such as 20m or 2h. multinode does not start a run that would "
+                "exceed it."
+            ),
         ),
     ] = "20m"
     seeds: Annotated[
@@ -86,7 +92,10 @@ class TuneOptions:
             min=1,
             max=20,
             metavar="N",
-            help=("Interleaved repeats of each change, each with its own seed. Default: 3, or 1 with --judge speed."),
+            help=(
+                "Number of repeats of each change. They are interleaved, and each has its own seed. Default: 3, or 1 "
+                "with --judge speed."
+            ),
         ),
     ] = None
     learning_rates: Annotated[
@@ -94,8 +103,8 @@ class TuneOptions:
         typer.Option(
             metavar="RATES",
             help=(
-                "Train the first seed with each of these learning rates, such as 5e-4,1e-3,2e-3, and the other seeds "
-                "with the best rate."
+                "Train the first seed with each of these learning rates (such as 5e-4,1e-3,2e-3), and the other "
+                "seeds with the best one."
             ),
         ),
     ] = None
@@ -106,19 +115,22 @@ class TuneOptions:
             max=1_000_000,
             metavar="N",
             help=(
-                "Steps of the unchanged training. With --judge loss, changes train on the same samples, and averaging "
-                "between nodes on more. Default: 64, or 20 measured steps with --judge speed."
+                "Number of steps of the unchanged training. With --judge loss, changes train on the same samples,"
+                " except that averaging between nodes trains on more. Default: 64, or 20 measured steps with "
+                "--judge speed."
             ),
         ),
     ] = None
-    candidates: Annotated[int, typer.Option(min=1, max=20, metavar="N", help="Try the best N changes.")] = 4
+    candidates: Annotated[
+        int, typer.Option(min=1, max=20, metavar="N", help="Number of changes to try, best first.")
+    ] = 4
     eval_samples: Annotated[
         int,
         typer.Option(
             min=2,
             max=1_000_000,
             metavar="N",
-            help="Number of samples to hold out if the job names no evaluation data.",
+            help="Number of samples to hold out for evaluation if the job names no evaluation data.",
         ),
     ] = 64
 
@@ -130,7 +142,7 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "tune --hosts hosts.txt --budget 1h train.yaml",
             "tune --hosts hosts.txt --judge speed --from last --candidates 3",
-            note="Launch the winner: multinode launch --with FILE. To resume, use more --seeds or a larger --budget.",
+            note="To use the result: multinode launch --with FILE. To resume, use more --seeds or a larger --budget.",
         ),
     )(expand_options(tune))
 
@@ -149,7 +161,13 @@ def tune(
     hang_timeout: HangTimeout = 300.0,
     on_hang: OnHang = "stop",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="File for the winner. Default: with the runs.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="File to write the best change to. Default: in the directory of the runs.",
+        ),
     ] = None,
     fresh: Fresh = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Measure failed runs again.")] = False,
@@ -158,7 +176,10 @@ def tune(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the change that reaches a loss, or trains, fastest. Run the same command again to resume."""
+    """Find the change with which a training reaches a given loss fastest, or runs fastest.
+
+    If the command is interrupted, run it again to resume.
+    """
     from multinode.tune.inputs import TuneInput, refuse_other_judge
     from multinode.tune.measure import measure_tuned
 

@@ -28,29 +28,29 @@ class Verb(NamedTuple):
 # In the order of `multinode --help`; a summary fits a line of 80 columns.
 VERBS = {
     "init": Verb("init", "Prepare", "Probe the nodes and write a hostfile."),
-    "check": Verb("check", "Prepare", "Find problems that would break a training job before it starts."),
-    "completion": Verb("completion", "Prepare", "Print the completion script of bash, zsh or fish."),
+    "check": Verb("check", "Prepare", "Before a training job starts, find problems that would break it."),
+    "completion": Verb("completion", "Prepare", "Print the completion script for bash, zsh or fish."),
     "copy": Verb("copy", "Prepare", "Copy a model or dataset to all nodes, from node to node."),
     "launch": Verb("launch", "Run", "Run a training job on every node and follow it to the end.", ("run",)),
     "submit": Verb("submit", "Run", "Submit a batch job to Slurm that runs a verb on its nodes."),
     "attach": Verb("attach", "Run", "Follow a run that is still running."),
     "stop": Verb("attach", "Run", "Stop a run on all its nodes."),
-    "clean": Verb("attach", "Run", "Remove what old runs left on their nodes."),
+    "clean": Verb("attach", "Run", "Remove the files of old runs from their nodes."),
     "nccl-test": Verb("nccl_test", "Measure", "Measure all-reduce and other collectives over the network."),
     "bench": Verb("bench", "Measure", "Measure every GPU or CPU and find slow ones."),
-    "contrast": Verb("contrast", "Measure", "Compare one node with many: which is faster, and why."),
+    "contrast": Verb("contrast", "Measure", "Find out whether one node or several are faster, and why."),
     "sweep": Verb("sweep", "Measure", "Measure a job over a grid of settings, nodes and workers."),
     "tune": Verb("tune", "Measure", "Find the change that reaches a given loss fastest."),
-    "compare": Verb("contrast", "Decide", "Compare two stored runs of any kind."),
+    "compare": Verb("contrast", "Decide", "Compare two stored runs of the same kind."),
     "predict": Verb("predict", "Decide", "Predict the speed with other networks, nodes and settings."),
     "advise": Verb("advise", "Decide", "Rank changes that would make a training job faster."),
-    "import": Verb("table", "Decide", "Import benchmarks measured elsewhere, as a table."),
+    "import": Verb("table", "Decide", "Import a table of benchmarks measured elsewhere."),
     "runs": Verb("runs", "Inspect", "List the runs.", ("ps",)),
     "show": Verb("runs", "Inspect", "Show the results of a run, or the table of a sweep.", ("status", "table")),
-    "explain": Verb("explain", "Inspect", "Find the first failure in any run's logs, with a fix."),
-    "logs": Verb("runs", "Inspect", "Print a run's logs."),
+    "explain": Verb("explain", "Inspect", "Find the first failure in the logs of a run, and its fix."),
+    "logs": Verb("runs", "Inspect", "Print the logs of a run."),
     "report": Verb("report", "Inspect", "Write a run as an HTML page, Markdown or CSV."),
-    "export": Verb("export", "Inspect", "Export a run to TensorBoard, MLflow, W&B, Prometheus."),
+    "export": Verb("export", "Inspect", "Export a run to TensorBoard, MLflow, W&B or Prometheus."),
     "lab": Verb("lab", "Lab", "Create virtual nodes on this machine."),
 }
 
@@ -129,7 +129,7 @@ def common_options(
     verbose: Annotated[
         bool,
         typer.Option(
-            "--verbose", "-v", callback=_set_verbosity, help="Also print each step and request with its time."
+            "--verbose", "-v", callback=_set_verbosity, help="Also print every step and request with a timestamp."
         ),
     ] = False,
     ssh: Annotated[  # noqa: ARG001 - its callback has done it
@@ -138,7 +138,7 @@ def common_options(
             "--ssh",
             callback=_set_ssh,
             show_default=False,
-            help="Connect with the ssh program or with the Fabric library. Default: ssh if installed.",
+            help="Connect with the ssh program or with the Fabric library. Default: ssh if it is installed.",
         ),
     ] = None,
 ) -> None:

@@ -29,7 +29,7 @@ REACHING = frozenset({"user", "port", "key", "jump", "ssh_config", "slurm_job"})
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A line of the hostfile. None means that it is not specified.
+    """A line of the hostfile. None means that the line does not have this key.
 
     Attributes:
         name: argument of SSH: a host name, an address, or an alias of the SSH configuration.
@@ -102,7 +102,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The nodes of a hostfile; a node's index is its node rank.
+    """The nodes of a hostfile. The index of a node is its node rank.
 
     Attributes:
         nodes: at least one node.

@@ -1,6 +1,6 @@
 """The interface that each node trains over: from the hostfile, or on the fastest network that all nodes share.
 
-Routes are compared here with what the kernel would do; `check/connectivity.py` tests connections.
+`job/plan_notes.py` compares it with the routes of the kernel; `check/connectivity.py` tests connections.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from multinode.cluster.cluster import Cluster, Node
 from multinode.cluster.facts import Interface, NodeFacts
 from multinode.errors import UsageError
-from multinode.stats.unknown import Unknown, or_empty, or_none
+from multinode.stats.unknown import or_empty, or_none
 
 # Interfaces that never join two training machines unless the hostfile names them.
 _NEVER_CHOSEN = {"loopback", "bridge", "virtual"}
@@ -47,19 +47,6 @@ def choose_endpoints(cluster: Cluster, facts: Mapping[str, NodeFacts]) -> tuple[
 def is_link_local(addr: str | None) -> bool:
     """Whether it is an address of 169.254.0.0/16 or fe80::/10 (RFC 3927, RFC 4291)."""
     return addr is not None and ipaddress.ip_address(addr).is_link_local
-
-
-def route_notes(cluster: Cluster, endpoints: tuple[Endpoint, ...], facts: Mapping[str, NodeFacts]) -> Iterator[str]:
-    """Nodes whose kernel would send to a peer over another interface than the one they listen on."""
-    for node, mine in zip(cluster.nodes, endpoints, strict=True):
-        node_facts = facts.get(node.name)
-        for route in node_facts.routes if node_facts else ():
-            if mine.addr is None or route.peer == mine.addr:
-                continue
-            if isinstance(route.source, Unknown):
-                yield f"{node.name} has no route to {route.peer}: {route.source.reason}"
-            elif route.source != mine.addr:
-                yield f"{node.name} sends to {route.peer} over {route.ifname} but listens on {mine.ifname}"
 
 
 def _endpoint(node: Node, facts: NodeFacts | None, shared: _Network | None, *, alone: bool) -> Endpoint:

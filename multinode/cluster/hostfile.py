@@ -37,6 +37,7 @@ from multinode.cluster.hostfile_line import (
 from multinode.decoding import convert
 from multinode.errors import HostfileError
 from multinode.secret_values import REDACTED, hides, redact_text
+from multinode.units import format_count
 
 _MAX_NODES = 4096
 _HCA_VARIABLE = "NCCL_IB_HCA"
@@ -425,7 +426,7 @@ def _expand_addresses(pattern: str | None, count: int) -> list[str | None]:
     addresses = [bracketed["name"]] if bracketed is not None and bracketed["slots"] is None else _expand(pattern)
     if len(addresses) != count:
         raise WrongLine(
-            f"addr={pattern!r} gives {len(addresses)} address(es) to {count} node(s)",
+            f"addr={pattern!r} has {format_count(len(addresses), 'IP')} for {format_count(count, 'node')}",
             "use a range of the same length, as in node[1-2] addr=10.0.0.[11-12]",
         )
     for address in addresses:

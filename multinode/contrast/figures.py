@@ -79,7 +79,7 @@ OF_THE_FASTEST = Figure[float](
     "relative", "of the fastest", form="percent", about="samples/s per worker relative to the fastest node"
 )
 STEADY_STEPS = Figure[int](
-    "steady_steps", "measured steps", form="number", about="measured steps, without warm-up, of all repeats"
+    "steady_steps", "measured steps", form="number", about="measured steps of all repeats, excluding warm-up"
 )
 POWER = Figure[float](
     "power_w", "power", "W", form="whole", about="power draw of all GPUs", line="power of the GPUs (W)"
@@ -90,7 +90,7 @@ SCHEMA = "multinode.contrast/5"
 
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True):
-    """A comparison of one node with many; `contrast.json`.
+    """A comparison of one node with several. The run stores it as `contrast.json`.
 
     Attributes:
         mode: `same-workers` (the same workers on both sides), `scale-out` (every node full, the same batch per worker),
@@ -198,8 +198,8 @@ def channel(side: Side) -> str:
 
 
 MODES = RuleGroup("Why a contrast has its mode")
-ASKED = MODES.rule("asked", about="the mode was set", message="set with --mode")
-TWO_RUNS = MODES.rule("two-runs", about="two stored runs", message="run {candidate} against run {baseline}")
+ASKED = MODES.rule("asked", about="the mode was set with an option", message="set with --mode")
+TWO_RUNS = MODES.rule("two-runs", about="two stored runs", message="run {candidate} compared with run {baseline}")
 NAMED_GPUS = MODES.rule(
     "named-gpus",
     about="GPUs named for the baseline",
@@ -208,18 +208,18 @@ NAMED_GPUS = MODES.rule(
 )
 ENOUGH_SLOTS = MODES.rule(
     "enough-slots",
-    about="the first nodes have enough slots for the workers of all",
+    about="the first nodes have enough slots for the workers of all nodes",
     message="{first}, enough for all workers of the {nodes} nodes",
     figures=("slots", "nodes"),
 )
 TOO_FEW_SLOTS = MODES.rule(
     "too-few-slots",
-    about="the first nodes have too few slots for the workers of all",
+    about="the first nodes have too few slots for the workers of all nodes",
     message="{first}, too few for {workers} of each of the {nodes} nodes",
     figures=("slots", "nodes"),
 )
 INDIVISIBLE = MODES.rule(
     "indivisible",
-    about="no number of workers is divisible by all numbers of nodes",
+    about="no number of workers is divisible by every number of nodes",
     message="no number of workers on these nodes is divisible by {counts} nodes",
 )

@@ -63,27 +63,26 @@ DIFFERENCES = RuleGroup("How the sides of a contrast differ")
 _BOTH = ("baseline", "candidate")
 _SETTING = DIFFERENCES.rule(
     "setting",
-    about="a setting, the link, or the version of a package that differs between two sides",
+    about="a setting, link rate or package version that differs between two sides",
     message="{name}: {baseline} on {on_baseline}, {candidate} on {on_candidate}.",
     figures=("name", *_BOTH),
 )
 _UNRECORDED = DIFFERENCES.rule(
     "no-settings",
     about="a side without recorded settings",
-    message="{sides} did not record its settings: it is unknown whether they match.",
+    message="{sides} did not record its settings, so it is unknown whether they match.",
 )
 _UNEQUAL_BATCH = DIFFERENCES.rule(
     "unequal-batch",
     about="global batches that should be equal",
-    message="Global batch: {baseline} on {on_baseline}, {candidate} on {on_candidate}, although both should have the "
-    "same.",
+    message="Global batch: {baseline} on {on_baseline}, {candidate} on {on_candidate}. They should be equal.",
     figures=_BOTH,
 )
 _LARGER_BATCH = DIFFERENCES.rule(
     "larger-batch",
-    about="a larger global batch of more nodes",
-    message="Global batch: {baseline} on {on_baseline}, {candidate} on {on_candidate}, so an epoch has 1/{fewer} of "
-    "the optimizer steps; you may have to adjust learning rate and warm-up.",
+    about="a larger global batch with more nodes",
+    message="Global batch: {baseline} on {on_baseline}, {candidate} on {on_candidate}. With the larger batch, an "
+    "epoch has 1/{fewer} of the optimizer steps, so you may have to adjust learning rate and warm-up.",
     figures=_BOTH,
 )
 
@@ -329,29 +328,29 @@ def _verdict_rule(code: str, about: str, message: str) -> Rule:
 
 _UNSYNCHRONISED = _verdict_rule(
     "unsynchronised",
-    "workers that exchange no gradients",
-    "No gradient synchronization detected: {workers} each train their own model, so this says nothing about the "
-    "network.",
+    "workers that do not synchronize gradients",
+    "No gradient synchronization detected: {workers} each train their own model, so the contrast shows nothing about "
+    "the network.",
 )
 _INCONCLUSIVE = _verdict_rule(
     "inconclusive",
-    "the interval of the speed-up includes slower and faster",
-    "Inconclusive: the difference between {many} and {few} is within the noise (speed-up {span}); measure with more "
+    "the interval of the speed-up includes both outcomes",
+    "Inconclusive: the difference between {many} and {few} is within the noise (speed-up {span}). Measure with more "
     "--repeats or {longer}.",
 )
 _NO_FASTER = _verdict_rule(
     "no-faster",
-    "more nodes with more workers that are no faster than fewer nodes",
+    "more nodes and workers that are not faster than fewer nodes",
     "Do not use {many} for this job: they are no faster than {few}; {culprit}.",
 )
 _HARMFUL = _verdict_rule(
     "harmful",
-    "more nodes with more workers that are slower than fewer nodes",
+    "more nodes and workers that are slower than fewer nodes",
     "Do not use {many} for this job: they are {faster} than {few}; {culprit}.",
 )
 _EQUAL = _verdict_rule("equal", "the sides are equally fast", "{many} {are} as fast as {few}{unlimited}.")
 _SLOWER = _verdict_rule(
-    "slower", "the candidate is slower with the same workers", "{many} {are} {faster} than {few}: {culprit}."
+    "slower", "the candidate is slower with the same number of workers", "{many} {are} {faster} than {few}: {culprit}."
 )
 _FASTER = _verdict_rule("faster", "the candidate is faster", "{many} {are} {faster} than {few}{scaling}.")
 
@@ -434,18 +433,22 @@ _REASONS = RuleGroup("Reasons of a contrast's verdict")
 _STEP_PARTS = _REASONS.rule(
     "step-parts", about="the largest parts of a step on both sides", message="A step takes {candidate}; {baseline}."
 )
-_LOSS = _REASONS.rule("loss", about="where the candidate's time goes, if its steps were not split", message="{loss}.")
+_LOSS = _REASONS.rule(
+    "loss", about=("where the time of the candidate goes, if its steps were not split"), message="{loss}."
+)
 TRAFFIC = _REASONS.rule(
-    "traffic", about="bytes per step through the busiest NIC, and the share of its link", message="Network: {traffic}."
+    "traffic",
+    about=("traffic per step of the busiest NIC, and the share of its link rate"),
+    message="Network: {traffic}.",
 )
 _EACH_ALONE = _REASONS.rule(
     "each-alone", about="the speed of each node alone (--each-node)", message="Alone: {speeds}."
 )
 _COMPUTE = _REASONS.rule(
     "compute",
-    about="compute per step on both sides, and the step without the cost of the network",
-    message="Compute per step is {candidate} and {baseline}: without the network's cost, a step would take about "
-    "{left}.",
+    about="compute per step on both sides, and the step time without the cost of the network",
+    message="Compute time per step is {candidate} and {baseline}. Without the cost of the network, a step would take "
+    "about {left}.",
 )
 
 

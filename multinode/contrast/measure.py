@@ -50,12 +50,12 @@ class ContrastRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to compare in a contrast.
 
     Attributes:
-        mode: what both sides have in common. None: chosen from the slots of node 0.
-        counts: numbers of nodes, from the top of the hostfile; empty: one and all.
-        workers: workers per node of the candidate. None: as many as the mode allows.
+        mode: what all sides have in common. If None, the slots of node 0 decide.
+        counts: numbers of nodes to compare, from the top of the hostfile. Default: one node and all nodes.
+        workers: workers per node of the candidate. Default: as many as the mode allows.
         each_node: whether to also measure each node alone.
-        baseline_gpus: GPUs of node 0 for the baseline, as many as all nodes use.
-        accumulation: micro-batches per step of the job. None: unknown.
+        baseline_gpus: GPUs of node 0 to use for the baseline, as many as all nodes use together.
+        accumulation: micro-batches per step of the job. None if unknown.
     """
 
     mode: Mode | None = None
@@ -308,7 +308,7 @@ def contrast(
     Raises:
         UsageError: the hostfile or the mode does not allow it.
         RunFailed: a run failed; its directory has everything.
-        Interrupted: the user stopped it.
+        Interrupted: the user stopped the measurement.
     """
     sides = plan_sides(
         launch.cluster, _slots(launch, _facts(launch, context), request), _with_accumulation(request, launch)
@@ -405,12 +405,12 @@ def cut_job(job: Job, steps: int | None, *, whole: bool = False) -> Job:
     """Limit the job to the steps to measure.
 
     Args:
-        job: the job. A script's own arguments set its number of steps.
-        steps: number of measured steps after the warm-up. None: 30, or all.
-        whole: whether to train to the end.
+        job: the job. For a script, set the number of steps with the arguments of the script.
+        steps: number of measured steps after the warm-up. Default: 30, or all if the job has fewer.
+        whole: whether to keep all steps of the job.
 
     Raises:
-        UsageError: the job cannot be limited.
+        UsageError: the number of steps of this job cannot be limited.
     """
     if whole and steps is not None:
         raise UsageError("--full-run and --steps are mutually exclusive", hint="use only one of them")

@@ -33,39 +33,39 @@ SLOWDOWNS = RuleGroup("Where the time of a contrast's candidate goes")
 _NODE_ALONE = SLOWDOWNS.rule(
     "node-alone",
     about="a node that is slow alone",
-    message="alone, {node} runs at {relative:.0%} of the speed of {fastest}, which adds {adds} to each {step} step"
-    "{network}",
+    message="alone, {node} runs at {relative:.0%} of the speed of {fastest}, which adds {adds} to each step of "
+    "{step}{network}",
 )
 _NODE_LATE = SLOWDOWNS.rule(
     "node-late",
     about="a node that the others wait for",
-    message="in each {step} step, the other nodes wait {adds} for {node}{slower}{network}",
+    message="the other nodes wait {adds} for {node} in each step of {step}{slower}{network}",
 )
 _NETWORK = SLOWDOWNS.rule(
     "network",
     about="exposed communication",
-    message="exposed communication takes {takes} each {step} step{late}",
+    message="exposed communication takes {takes} each step of {step}{late}",
 )
 _NETWORK_INFERRED = SLOWDOWNS.rule(
     "network-inferred",
-    about="the network, if no steps were split and each node was measured alone",
-    message="{network} adds {adds} to each {step} step, inferred from the step times alone",
+    about="the network, if steps were not split and each node was measured alone",
+    message="{network} adds {adds} to each step of {step}, estimated only from step times",
 )
 _NO_LOSS = SLOWDOWNS.rule(
     "none",
     about="no slowdown",
-    message="{outcome}: a step takes {step}, against {ideal_step} with {ideal}",
+    message="{outcome}: a step takes {step}, compared with {ideal_step} with {ideal}",
 )
 _NEITHER = SLOWDOWNS.rule(
     "neither",
-    about="a slowdown that neither the network nor a slow node explains, and the part of the step that grew most",
-    message="a step takes {lost} more than with {ideal}, which neither communication nor a slow node explains{grown}",
+    about="a slowdown that neither the network nor a slow node explains",
+    message="a step takes {lost} longer than with {ideal}; neither communication nor a slow node explains this{grown}",
 )
 _UNKNOWN = SLOWDOWNS.rule(
     "unknown",
     about="a slowdown, if exposed communication is unknown",
-    message="a step takes {lost} more than with {ideal}; how much of that is exposed communication is unknown: "
-    "{reason}{advice}",
+    message="a step takes {lost} longer than with {ideal}; the share of exposed communication is unknown "
+    "({reason}){advice}",
 )
 
 
@@ -271,7 +271,7 @@ def _of_node(loss: _Loss, case: CandidateLoss, reference: Side) -> _Judged:
     values: dict[str, object] = {"adds": format_ms(loss.node_ms or 0.0), "network": network}
     if case.alone:
         return _NODE_ALONE, values | {"relative": loss.relative or 0, "fastest": reference.node_names[0]}
-    slower = f", which runs at about {loss.relative:.0%} of their speed" if loss.relative is not None else ""
+    slower = f"; {loss.node} runs at about {loss.relative:.0%} of their speed" if loss.relative is not None else ""
     return _NODE_LATE, values | {"slower": slower}
 
 
@@ -286,7 +286,7 @@ def _of_network(loss: _Loss, case: CandidateLoss, reference: Side) -> _Judged:
 
 def _of_none(loss: _Loss, case: CandidateLoss, reference: Side) -> _Judged:
     gained_ms = loss.ideal_ms - case.candidate.step_time_ms.value
-    outcome = "nothing is lost" if is_noticeable(gained_ms, loss.ideal_ms) else "no noticeable slowdown"
+    outcome = "no slowdown" if is_noticeable(gained_ms, loss.ideal_ms) else "no noticeable slowdown"
     return _NO_LOSS, {"outcome": outcome, "ideal_step": format_ms(loss.ideal_ms), "ideal": _ideal(reference, case)}
 
 

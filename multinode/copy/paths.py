@@ -16,6 +16,8 @@ from multinode.cluster.dataplane import choose_endpoints
 from multinode.cluster.facts import NodeFacts
 from multinode.copy.chain import CopyProgress, CopyRound, Participant, find_failures, make_credentials
 from multinode.errors import Interrupted, MultinodeError, NodeError, NodeFailed, UsageError
+from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.stats.unknown import or_none
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Transport, gather
@@ -31,6 +33,9 @@ _KEPT = "received data is kept: run the same command to send the rest"
 _TRIES = 2
 
 _Count = Annotated[int, Meta(ge=0)]
+
+COPIES = RuleGroup("Failures of a copy")
+_LEFT_OUT = COPIES.rule("left-out", about="a node that a copy left out", message="{error}", hint="{fix!s}")
 
 
 class CopyRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,12 +60,11 @@ class CopiedNode(msgspec.Struct, frozen=True, kw_only=True):
     received_bytes: _Count = 0  # without what it had
     extra_files: _Count = 0  # that the source does not have; removed with `--delete`
     cpu_s: float | None = None  # processor time of the agent
-    message: str | None = None  # why it failed
-    hint: str | None = None
+    failure: Finding | None = None  # why it failed
 
 
 class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of `copy --json`.
+    """The document that `copy --json` prints.
 
     Attributes:
         ok: whether all nodes are equal now.
@@ -69,7 +73,7 @@ class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
         unreached: whether a node that failed could not be reached.
     """
 
-    schema: str = "multinode.copy/2"
+    schema: str = "multinode.copy/3"
     ok: bool
     paths: tuple[str, ...]
     source: str
@@ -348,7 +352,8 @@ def _node(name: str, copies: _Copies, failed: Mapping[str, MultinodeError]) -> C
     done = copies.done.get(name)
     error = failed.get(name)
     if error is not None:
-        return CopiedNode(name=name, state="failed", message=error.message, hint=error.hint)
+        failure = _LEFT_OUT.found(name, error=error.message, fix=error.hint or "")
+        return CopiedNode(name=name, state="failed", failure=failure)
     return done or CopiedNode(name=name, state="source")
 
 

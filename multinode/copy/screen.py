@@ -22,14 +22,14 @@ RECEIVED = Figure[int](
     "received_bytes",
     "received",
     form="whole",
-    about="data that a node received",
+    about="bytes that a node received",
     cell=lambda row: format_size(row.item.received_bytes) if row.item.state == "copied" else UNKNOWN,
 )
 EXTRA_FILES = Figure[int](
     "extra_files",
     "extra files",
     form="whole",
-    about="files of a node that the source does not have",
+    about="files on a node that the source does not have",
     cell=lambda row: UNKNOWN if row.item.state in {"source", "failed"} else str(row.item.extra_files),
 )
 
@@ -44,8 +44,8 @@ def show(report: CopyReport) -> Iterator[Block]:
         figures=(NODE_NAME, STATE, RECEIVED, extra),
     ).sheet()
     for node in report.nodes:
-        if node.message is not None:
-            yield Labels(((node.name, node.message), *([("", node.hint)] if node.hint else [])))
+        if (failure := node.failure) is not None:
+            yield Labels(((node.name, failure.message), *([("", failure.hint)] if failure.hint else [])))
     if not report.deleted and any(node.extra_files for node in report.nodes):
         yield Prose(f"{report.source} does not have the extra files; --delete removes them")
 

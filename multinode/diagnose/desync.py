@@ -23,20 +23,20 @@ DESYNCS = RuleGroup("Ranks that do not meet in a collective")
 _SAME_ORDER = "every rank of a group must call the same collectives in the same order"
 MISSING = DESYNCS.rule(
     "missing_rank",
-    about="a rank that has not entered a collective that others wait in",
-    message="{who} {has} not entered {collective}{line}{position}; {others} {wait} in it{waited}",
-    hint="look for the reason in its log and its stack",
+    about="a rank that has not entered a collective in which others wait",
+    message="{who} {has} not entered {collective}{line}{position}; {others} {wait} there{waited}",
+    hint="look for the reason in its log and stack",
 )
 _OTHER_OPERATION = DESYNCS.rule(
     "other_operation",
-    about="a rank that called a different collective from the others",
-    message="{who} called {called}{position} where {others} called {collective}{line}{waited}{tie}",
+    about="a rank that called another collective than the others",
+    message="{who} called {called}{position}, but {others} called {collective}{line}{waited}{tie}",
     hint=_SAME_ORDER,
 )
 _OTHER_SIZE = DESYNCS.rule(
     "other_size",
-    about="a rank that called the same collective with a different size or dtype",
-    message="{who} called {called}{position} where {others} called {collective}{line}{waited}{tie}",
+    about="a rank that called the same collective with another size or dtype",
+    message="{who} called {called}{position}, but {others} called {collective}{line}{waited}{tie}",
     hint="every rank must pass tensors of the same size and dtype to this collective",
 )
 _OTHER_ORDER = DESYNCS.rule(
@@ -47,17 +47,17 @@ _OTHER_ORDER = DESYNCS.rule(
 )
 _NO_DUMP = DESYNCS.rule(
     "no_dump",
-    about="a rank without a dump, while the other ranks in its group wait in a collective",
-    message="{who} left no dump, while {others} {wait} in {collective}{line}{waited}",
-    hint="pass the dump of that rank too; its log shows whether it ended earlier",
+    about="a rank without a dump, if the other ranks of its group wait in a collective",
+    message="{who} left no dump; {others} {wait} in {collective}{line}{waited}",
+    hint="add the dump of that rank; look in its log whether it ended earlier",
 )
 _NOBODY_MISSING = DESYNCS.rule(
     "nobody_missing",
-    about="a collective that all ranks have entered but that does not complete",
-    message="all {count} ranks have entered {collective}{line}, and it does not finish{waited}",
+    about="a collective that all ranks have entered but that does not finish",
+    message="all {count} ranks have entered {collective}{line}, but it has not finished{waited}",
     hint="test the network between the nodes: multinode check",
 )
-_TIE = "; as many ranks called one as the other, so either may be wrong"
+_TIE = "; equally many ranks made each call, so either may be wrong"
 _DEFAULT = {"default_pg", "undefined", ""}
 # Their sizes may differ between ranks.
 _UNEVEN = {"all_to_all", "alltoall", "alltoall_base", "all_to_allv", "gather", "scatter", "barrier", "coalesced"}

@@ -531,11 +531,14 @@ def _last_match(reading: LogReading, error: KnownError | None) -> tuple[str, int
 
 def _for_logs(error: KnownError, host: str | None) -> str:
     fix = error.fix_on(host or "NODE")
-    for verb in ("multinode show last", f"multinode logs last --node {host or 'NODE'}", "multinode logs"):
-        fix = fix.replace(f": {verb}", ": give their logs to multinode explain")
-    return fix.replace(
-        ("(a launch shows them; they are also in nccl.*.log of the run on"), "(of NCCL_DEBUG_FILE, or the log; on"
-    )
+    for before, after in (
+        (": multinode show last", ": multinode explain LOG..."),
+        (f": multinode logs last --node {host or 'NODE'}", ": multinode explain LOG"),
+        (": multinode logs", ""),
+        (", which a launch prints and saves in nccl.*.log of the run on", " in the log, or in NCCL_DEBUG_FILE on"),
+    ):
+        fix = fix.replace(before, after)
+    return fix
 
 
 _INFO = re.compile(r"^.{0,60}\b(?:INFO|DEBUG)\b")

@@ -57,7 +57,9 @@ def _ratio(row: Row) -> str:
     return f"{format_figure(over.value)}x" if over.is_exact else over.text("times")
 
 
-RATIO = Figure[Estimate]("ratio", "ratio", form="times_interval", about="second record over the first", cell=_ratio)
+RATIO = Figure[Estimate](
+    "ratio", "ratio", form="times_interval", about=("second record divided by the first"), cell=_ratio
+)
 
 
 def compared_frame(

@@ -16,6 +16,8 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from multinode.errors import UsageError, printable_line
+from multinode.findings.finding import Finding
+from multinode.findings.rule import Rule, RuleGroup
 from multinode.node.manifest import BLOCK_BYTES, is_staging, stays_below
 from multinode.records.plan import CodeCopy
 from multinode.units import format_count, format_list, format_size
@@ -43,6 +45,58 @@ _SECRET = re.compile(
 )
 _NO_SECRET = re.compile(r".*\.(?:example|sample|template|dist)")
 
+LEFT_OUT = RuleGroup("Files that --copy-code does not copy as they are")
+_NOT_UTF8 = LEFT_OUT.rule(
+    "not-utf8",
+    about="a name that is not UTF-8",
+    message="{path} is left out: its name is not UTF-8",
+    figures=("path",),
+)
+_UNFINISHED = LEFT_OUT.rule(
+    "unfinished-copy",
+    about="a file of an unfinished copy",
+    message="{path} is left out: it belongs to an unfinished copy made by multinode",
+    figures=("path",),
+)
+_SECRET_NAME = LEFT_OUT.rule(
+    "secret-name",
+    about="the name of a file with secrets",
+    message="{path} is left out: its name suggests that it holds a secret",
+    figures=("path",),
+)
+_PRIVATE_KEY = LEFT_OUT.rule(
+    "private-key",
+    about="a private key",
+    message="{path} is left out: it holds a private key",
+    figures=("path",),
+)
+_OUTSIDE = LEFT_OUT.rule(
+    "outside",
+    about="a symbolic link out of the directory",
+    message="{path} is left out: it points outside the directory, to {target}",
+    figures=("path", "target"),
+)
+_NOT_REGULAR = LEFT_OUT.rule(
+    "not-regular",
+    about="a device, a socket or a named pipe",
+    message="{path} is left out: it is not a regular file",
+    figures=("path",),
+)
+_NO_CHECKOUT = LEFT_OUT.rule(
+    "submodule",
+    about="a submodule without its files",
+    message="{path} is left out: a submodule that is not checked out",
+    hint="git submodule update --init",
+    figures=("path",),
+)
+_LFS_POINTER = LEFT_OUT.rule(
+    "lfs-pointer",
+    about="a Git LFS pointer in place of a file",
+    message="{path} is a Git LFS pointer, and is copied as one",
+    hint="to get its content: git lfs pull",
+    figures=("path",),
+)
+
 
 class CodeFile(msgspec.Struct, frozen=True, kw_only=True):
     """One regular file; `path` is relative to the tree, `digest` its SHA-256 in hex.
@@ -58,14 +112,14 @@ class CodeFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CodeTree(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of a directory, as they were when they were read.
+    """The files of a directory at the time when they were read.
 
     Attributes:
         source: the directory, absolute.
         cwd: where in the tree the job runs.
         links: symbolic links, each with what it leads to, relative to where it lies.
         left_out: files and directories that are there and are not copied, but for caches.
-        notes: which of these git does not ignore, and what is not what it seems, a sentence each.
+        notes: which of these git does not ignore, and what is not what it seems.
         run_id: the run whose copy it is, that of all attempts; None is the run that is launched.
     """
 
@@ -74,7 +128,7 @@ class CodeTree(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[CodeFile, ...] = ()
     links: dict[str, str] = {}
     left_out: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Finding, ...] = ()
     run_id: str | None = None
 
     @property
@@ -143,7 +197,7 @@ def read_code(directory: Path, cwd: Path, without: Collection[Path] = ()) -> Cod
     if not directory.is_dir():
         hint = f"use {_OPTION} . {directory}" if directory.exists() else f"{_OPTION} . copies the working directory"
         raise UsageError(f"{_OPTION} {directory}: this is not a directory", hint=hint)
-    root, notes = directory.resolve(), list[str]()
+    root, notes = directory.resolve(), list[Finding]()
     listed = _list_by_git(root, notes)
     names = _without(root, sorted(set(_walk(root) if listed is None else listed)), without)
     links, sizes = _look_at(root, names, notes)
@@ -164,7 +218,7 @@ def read_code(directory: Path, cwd: Path, without: Collection[Path] = ()) -> Cod
         files=files,
         links=links,
         left_out=tuple(left_out),
-        notes=tuple(map(printable_line, notes)),
+        notes=tuple(notes),
     )
 
 
@@ -175,7 +229,7 @@ def is_secret_file(name: str) -> bool:
     return secret or not _SECRET_FOLDERS.isdisjoint(folders)
 
 
-def _list_by_git(root: Path, notes: list[str]) -> list[str] | None:
+def _list_by_git(root: Path, notes: list[Finding]) -> list[str] | None:
     """Names that git tracks or would; None where the directory is in no checkout."""
     try:
         answer = _git(root, "rev-parse", "--is-inside-work-tree")
@@ -191,7 +245,7 @@ def _list_by_git(root: Path, notes: list[str]) -> list[str] | None:
     return None
 
 
-def _list_checkout(root: Path, below: str, notes: list[str]) -> Iterator[str]:
+def _list_checkout(root: Path, below: str, notes: list[Finding]) -> Iterator[str]:
     """Of a checkout and of those inside it, each name with `below` before it."""
     nested = []
     for entry in _git_list(root, "--cached", "--stage"):
@@ -209,9 +263,12 @@ def _list_checkout(root: Path, below: str, notes: list[str]) -> Iterator[str]:
         if (root / name / ".git").exists():
             yield from _list_checkout(root / name, f"{below}{name}/", notes)
         else:
-            notes.append(
-                f"{below}{name} is left out: a submodule that is not checked out (git submodule update --init)"
-            )
+            notes.append(_found(_NO_CHECKOUT, below + name))
+
+
+def _found(rule: Rule, path: str, **more: str) -> Finding:
+    """A finding about a file; its name may hold anything."""
+    return rule.found(None, **{name: printable_line(text) for name, text in {"path": path, **more}.items()})
 
 
 def _list_ignored(root: Path) -> list[str]:
@@ -262,7 +319,7 @@ def _without(root: Path, names: list[str], without: Collection[Path]) -> list[st
     return [name for name in names if not any(name == place or name.startswith(f"{place}/") for place in places)]
 
 
-def _look_at(root: Path, names: list[str], notes: list[str]) -> tuple[dict[str, str], dict[str, int]]:
+def _look_at(root: Path, names: list[str], notes: list[Finding]) -> tuple[dict[str, str], dict[str, int]]:
     """The links, and the size of each file."""
     links: dict[str, str] = {}
     sizes: dict[str, int] = {}
@@ -274,11 +331,11 @@ def _look_at(root: Path, names: list[str], notes: list[str]) -> tuple[dict[str, 
             # Git has it, and it was removed.
             continue
         if any("\udc80" <= char <= "\udcff" for char in name):
-            notes.append(f"{name!r} is left out: its name is not UTF-8")
+            notes.append(_found(_NOT_UTF8, repr(name)))
         elif any(map(is_staging, PurePosixPath(name).parts)):
-            notes.append(f"{name} is left out: it belongs to an unfinished copy made by multinode")
+            notes.append(_found(_UNFINISHED, name))
         elif is_secret_file(name):
-            notes.append(f"{name} is left out: its name suggests that it holds a secret")
+            notes.append(_found(_SECRET_NAME, name))
         elif stat.S_ISREG(status.st_mode):
             sizes[name] = status.st_size
         elif stat.S_ISLNK(status.st_mode):
@@ -288,9 +345,9 @@ def _look_at(root: Path, names: list[str], notes: list[str]) -> tuple[dict[str, 
                 is_below = stays_below(target, name.count("/"))
                 links[name] = target if is_below else os.path.relpath(real, path.parent.resolve())
             else:
-                notes.append(f"{name} is left out: it points outside the directory, to {real}")
+                notes.append(_found(_OUTSIDE, name, target=str(real)))
         else:
-            notes.append(f"{name} is left out: it is not a regular file")
+            notes.append(_found(_NOT_REGULAR, name))
     # A directory that git tracks may have become a link.
     linked = {name for name in sizes if not {str(parent) for parent in PurePosixPath(name).parents}.isdisjoint(links)}
     return links, {name: size for name, size in sizes.items() if name not in linked}
@@ -310,7 +367,7 @@ def _require_size(root: Path, sizes: dict[str, int], *, by_git: bool) -> None:
     )
 
 
-def _read_file(root: Path, name: str, notes: list[str]) -> CodeFile | None:
+def _read_file(root: Path, name: str, notes: list[Finding]) -> CodeFile | None:
     """A file with its digest; None of one that is a secret by what it holds."""
     digest, size, blocks = hashlib.sha256(), 0, list[str]()
     try:
@@ -318,12 +375,10 @@ def _read_file(root: Path, name: str, notes: list[str]) -> CodeFile | None:
             status = os.fstat(file.fileno())
             while data := file.read(BLOCK_BYTES):
                 if not size and _KEY.match(data):
-                    notes.append(f"{name} is left out: it holds a private key")
+                    notes.append(_found(_PRIVATE_KEY, name))
                     return None
                 if not size and status.st_size < _LFS_BYTES and data.startswith(_LFS_BEGIN):
-                    notes.append(
-                        f"{name} is a Git LFS pointer, and is copied as one (to get its content: git lfs pull)"
-                    )
+                    notes.append(_found(_LFS_POINTER, name))
                 if blocks or len(data) == BLOCK_BYTES:
                     blocks.append(hashlib.sha256(data).hexdigest())
                 digest.update(data)

@@ -73,13 +73,13 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag="training"):
-    """A training of a framework, described by keys.
+    """A training that is configured with the keys of a framework.
 
     Attributes:
         framework: the framework's name.
         verb: what is trained, of the framework's verbs; empty is the first.
         program: what its workers run, as typed; empty is the framework's own program.
-        options: of the engine's launcher, which stand before the program.
+        options: options of the engine's launcher. On its command line, they precede the program.
         flags: options as typed behind the program, which win over the file.
         config_path: the file of its keys as named by the user, or the command whose options they are.
         text: the file's text, verbatim; empty without a file.
@@ -208,12 +208,12 @@ Form = Literal["script", "module", "executable"]
 
 
 class ScriptJob(msgspec.Struct, frozen=True, kw_only=True, tag="script"):
-    """A training script or another program of the user.
+    """A training script, or another program.
 
     Attributes:
-        argv: the program, then its arguments.
-        form: whether the program is a Python script, a module as after `python -m`, or any executable.
-        options: of the engine's launcher, which stand before the program.
+        argv: the program, followed by its arguments.
+        form: whether the program is a Python script, a module (as in `python -m`), or an executable.
+        options: options of the engine's launcher. On its command line, they precede the program.
         local_paths: arguments that are paths on the controller.
         deepspeed_text: the DeepSpeed JSON that the options name, if it is on the controller.
     """
@@ -594,12 +594,12 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 class JobEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """Variables and setup commands of a job, the same on every node.
+    """Variables and setup commands of a job. They are the same on every node.
 
     Attributes:
-        env: variables, which override those in the hostfile.
-        forwarded: names of variables whose values come from the controller's environment and are never shown.
-        prelude: shell commands to run before the job, in the same shell. None: no commands.
+        env: values of variables. They override those in the hostfile.
+        forwarded: names of variables whose values come from the controller's environment. The values are never printed.
+        prelude: shell commands to run before the job, in the same shell. If None, there are none.
     """
 
     env: dict[str, str] = {}

@@ -20,15 +20,15 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a job is distributed over the nodes and started.
 
     Attributes:
-        workers_per_node: number of workers on each node. None: the slots of each node.
-        master_port: rendezvous port on node 0. None: a free port, derived from the run id.
+        workers_per_node: number of workers on each node. Default: the slots of each node.
+        master_port: rendezvous port on node 0. Default: a free port that is derived from the run id.
         observation: what to record during the run.
-        levers: options that change the training itself.
+        levers: options that change the training itself, such as gradient compression.
         environment: variables and setup commands of the job.
-        agent: path of the agent on a node, relative to the home directory; set for benchmarks.
-        engine: the launcher that starts the workers. None: the default of the job.
-        code: files to copy to every node, where the job then runs. None: the job runs in the node's own directory.
-        command: command line of the launch, stored with the run. None: there is none.
+        agent: path of the agent on a node, relative to the home directory. Only benchmarks set it.
+        engine: the launcher that starts the workers. Default: the usual launcher of the job.
+        code: files to copy to every node. The job runs in the copy. If None, it runs in the node's own directory.
+        command: command line of the launch, which is stored with the run. None if there is none.
     """
 
     workers_per_node: int | None = None

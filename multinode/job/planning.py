@@ -10,10 +10,11 @@ import msgspec
 
 from multinode.cluster.accelerators import accelerator_named
 from multinode.cluster.cluster import Cluster, Node
-from multinode.cluster.dataplane import choose_endpoints, route_notes
+from multinode.cluster.dataplane import choose_endpoints
 from multinode.cluster.facts import NodeFacts, common_backend, select_gpus
 from multinode.cluster.quoting import Command
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
 from multinode.job.engines.engine import OF_SCRIPT, Engine, choose_engine
 from multinode.job.engines.place import JOB_FILE
 from multinode.job.job import Job, TrainingJob, argument_keys, change_arguments, describe_job, render_job
@@ -82,7 +83,11 @@ def plan_launch(
     port = choose_master_port(run_id, options.master_port, facts.get(cluster.nodes[0].name))
     rendezvous = Rendezvous(addr=addr, port=port, workers=workers)
     of_levers = Workers() if isinstance(job, Benchmark) else _workers_of_levers(job, cluster, workers)
-    notes = (*route_notes(cluster, endpoints, facts), *options.levers.notes(of_levers))
+    notes: tuple[Finding, ...] = ()
+    if len(cluster.nodes) > 1 or options.levers != NONE:
+        from multinode.job.plan_notes import lever_notes, route_notes
+
+        notes = (*route_notes(cluster, endpoints, facts), *lever_notes(options.levers, of_levers))
     engine, options = _engine(job, options), _settle(job, options, of_levers)
     if not isinstance(job, Benchmark) and len(set(workers)) > 1:
         from multinode.job.restrictions import refuse_unequal

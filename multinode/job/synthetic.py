@@ -70,15 +70,16 @@ _MULTIPLIER, _INCREMENT, _MODULUS = 1664525, 1013904223, 1 << 32
 
 
 def with_synthetic(job: Job, *, rows: int | None = None) -> TrainingJob:
-    """Copy the training job, with synthetic data, without evaluation, and without writing its output.
+    """Return a copy of the training job that uses synthetic data, does not evaluate, and writes no output.
 
-    Call it last: later changes are not checked again.
+    Call this last, because later changes are not checked again.
 
-    `rows` is the minimum number of samples. None: as many as `max_steps` needs for the workers of the plan.
+    `rows` is the minimum number of samples. If None, it is the number that `max_steps` needs with the workers of the
+    plan.
 
     Raises:
-        UsageError: the job is a script, which reads its own data.
-        JobError: the stage is not supported, cutoff_len is invalid, `--set` names data, or `max_steps` is missing.
+        UsageError: the job is a script. Scripts read their own data.
+        JobError: the stage is not supported, cutoff_len is invalid, `--set` sets the data, or `max_steps` is missing.
     """
     if not isinstance(job, TrainingJob) or not job.kind.makes_data:
         what = f"a {job.kind.title} training" if isinstance(job, TrainingJob) else "a script"

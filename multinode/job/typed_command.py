@@ -16,6 +16,8 @@ import msgspec
 from multinode.cluster.accelerators import NVIDIA, VISIBLE_DEVICES
 from multinode.cluster.cluster import Cluster, Node
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.job import launchers
 from multinode.job.engines.engine import OF_SCRIPT, find_kind
 from multinode.job.engines.place import STRAY_VARIABLES
@@ -43,7 +45,7 @@ _VARIABLE_OF = {
 }
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 # In front of a command, and of no meaning on a node: multinode outlives no terminal by itself, and measures time.
-_DROPPED = {"nohup": "nohup: use --detach to leave the run alone", "time": ""}
+_DROPPED = frozenset({"env", "nohup", "time"})
 _CONDAS = frozenset({"conda run", "mamba run", "micromamba run"})
 _CONDA_FLAGS = frozenset({"--no-capture-output", "--live-stream", "-v", "--dev"})
 _UV_FLAGS = frozenset({"--no-sync", "--frozen", "--locked", "--offline"})
@@ -52,6 +54,9 @@ _PLACE_VARIABLES = frozenset({"FORCE_TORCHRUN", "MIN_NNODES", "MAX_NNODES"})
 # Of torchrun, for as many workers as the node has devices; nothing where a variable was not set.
 _ALL_DEVICES = frozenset({"", "auto", "gpu", "cpu", "xpu"})
 _OF_VARIABLES = {"NNODES": launchers.NODES, "NPROC_PER_NODE": launchers.WORKERS}
+REPLACED = RuleGroup("Parts of a command that multinode replaces")
+_NOHUP = REPLACED.rule("nohup", about="nohup", message="nohup: use --detach to leave the run alone")
+_SETUP = REPLACED.rule("environment", about="conda run, uv run", message="{program}: on the nodes --setup {setup}")
 
 
 class Stated(NamedTuple):
@@ -91,7 +96,7 @@ class TypedCommand(msgspec.Struct, frozen=True, kw_only=True):
     accelerate_config: str | None = None
     accelerate: dict[str, Any] = {}
     stated: tuple[Stated, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
     @property
     def hosts(self) -> str | None:
@@ -131,7 +136,7 @@ class _Reader:
         self._form: Form = "script"
         self._env: dict[str, str] = {}
         self._stated: list[Stated] = []
-        self._notes: list[str] = []
+        self._notes: list[Finding] = []
         self._found: dict[str, Any] = {}
 
     def read(self) -> TypedCommand:
@@ -146,7 +151,7 @@ class _Reader:
             engine=self._engine,
             env=self._env,
             stated=tuple(self._stated),
-            notes=tuple(filter(None, self._notes)),
+            notes=tuple(self._notes),
             **self._found,
         )
 
@@ -157,8 +162,9 @@ class _Reader:
         if assigned is not None:
             self._words.pop(0)
             self._take_variable(assigned[1], assigned[2])
-        elif word == "env" or word in _DROPPED:
-            self._notes.append(_DROPPED.get(word, ""))
+        elif word in _DROPPED:
+            if word == "nohup":
+                self._notes.append(_NOHUP.found(None))
             self._words.pop(0)
             self._refuse_options(word)
         elif two in _CONDAS:
@@ -176,7 +182,7 @@ class _Reader:
 
     def _take_setup(self, program: str, setup: str) -> None:
         self._found["setup"] = setup
-        self._notes.append(f"{program}: on the nodes --setup {shlex.quote(setup)}")
+        self._notes.append(_SETUP.found(None, program=program, setup=shlex.quote(setup)))
 
     def _take_variable(self, name: str, value: str) -> None:
         word = f"{name}={value}"

@@ -31,20 +31,23 @@ from multinode.transport.choice import asked_transport, choose_transport
 
 
 class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a plan is executed.
+    """How to execute a plan.
 
     Attributes:
-        lease_s: how long a node keeps running without contact with the controller. None: without limit (detached).
+        lease_s: how long a node keeps running the job without contact to the controller. None means without limit
+            (detached).
         grace_s: time between SIGTERM and SIGKILL when the run is stopped.
-        silence_s: how long a node may be silent before its connection is considered dead; it sends every second.
-        verify_s: time to verify that no process is left, after a stop and its grace period.
+        silence_s: time without a message from a node after which its connection counts as lost. Nodes send one every
+            second.
+        verify_s: time after a stop and its grace period in which to verify that no process is left.
         kind: kind of the run: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep` or `tune`.
-        attach: whether to follow a run in progress instead of starting one.
-        leave_when_running: whether to stop following once the job runs on every node.
-        leave_on_stop: whether the first request to stop only stops following, unless the run is slower than one node.
-        stall_s: time without progress on any node before the run counts as hung. None: never.
-        on_stall: whether a hung run is only reported, or also stopped.
-        log_limit_bytes: maximum size of the job's log on a node. None: without limit.
+        attach: whether to follow an active run instead of starting one.
+        leave_when_running: whether to stop following the run as soon as the job is running on every node.
+        leave_on_stop: whether the first request to stop leaves the run running. If one node would be faster, the run is
+            stopped anyway.
+        stall_s: time without progress on any node after which the run counts as hung. If None, it never does.
+        on_stall: whether to only report a hung run, or to also stop it.
+        log_limit_bytes: maximum size of the job's log on a node. If None, there is no limit.
     """
 
     lease_s: float | None = 120.0
@@ -134,15 +137,15 @@ if TYPE_CHECKING:
 
 
 class Launch(LaunchOptions, frozen=True, kw_only=True):
-    """What to launch, where and how.
+    """What to launch, on which nodes, and how.
 
     Attributes:
         cluster: the nodes.
         hostfile: text of the hostfile, stored with the run.
         job: a training or a measurement.
-        execute: how the run is followed and stopped.
-        check: whether the run is not started if a check finds a problem that would break it.
-        run_id: id of the run. None: create one.
+        execute: how to follow and stop the run.
+        check: whether to check the nodes first. If a problem would break the run, the run is not started.
+        run_id: id of the run. If None, one is created.
     """
 
     cluster: Cluster
@@ -154,11 +157,11 @@ class Launch(LaunchOptions, frozen=True, kw_only=True):
 
 
 class RunContext:
-    """What a launch uses from outside: the network, a directory for runs, and callbacks.
+    """What a launch needs from its caller: connections, a directory for runs, and callbacks.
 
     Args:
         observe: called with the progress, a few times per second.
-        say: called with a few words for each stage.
+        say: called at each stage with a short text that describes it.
 
     Attributes:
         observe_log: called with a node and the new part of its log, as the job wrote it.
@@ -223,12 +226,12 @@ def connect(
     observe: Callable[[RunProgress], None] = lambda _: None,
     local: bool = False,
 ) -> Iterator[RunContext]:
-    """Open the connections to the nodes: steps of their Slurm job if they have one, otherwise SSH.
+    """Connect to the nodes: through steps of their Slurm job if they belong to one, otherwise over SSH.
 
     Args:
         cluster: the nodes.
-        runs: the directory of all runs. None: $MULTINODE_RUNS, or `runs` in the working directory.
-        say: called with a few words for each stage.
+        runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
+        say: called at each stage with a short text that describes it.
         observe: called with the progress of a run, a few times per second.
         local: whether to use this machine as the only node, without SSH.
 
@@ -236,7 +239,7 @@ def connect(
         The context that every command takes.
 
     Raises:
-        UsageError: only some nodes are in a Slurm job, or $MULTINODE_FAN_OUT or $MULTINODE_SSH is invalid.
+        UsageError: only some of the nodes are in a Slurm job, or $MULTINODE_FAN_OUT or $MULTINODE_SSH is invalid.
     """
     if not local:
         require_connectable(cluster)
@@ -283,7 +286,7 @@ def require_connectable(cluster: Cluster) -> None:
     """Refuse what says how to reach nodes and cannot be right, before any of them is asked.
 
     Raises:
-        UsageError: only some nodes are in a Slurm job, or $MULTINODE_FAN_OUT or $MULTINODE_SSH is invalid.
+        UsageError: only some of the nodes are in a Slurm job, or $MULTINODE_FAN_OUT or $MULTINODE_SSH is invalid.
     """
     settings = load_settings(Path.cwd())
     find_fan_out(os.environ, settings)
@@ -321,10 +324,10 @@ def load_nodes(
     """Load the nodes that `hosts` names, like `--hosts`: a file, `a:2,b:2`, `FILE:GROUP`, `@NAME`, `lab` or `auto`.
 
     Args:
-        hosts: the nodes. None: $MULTINODE_HOSTS, multinode.toml, or the lab that was started in this directory.
-        count: use only the first `count` nodes. None: all.
-        note: called with the hostfile that is used if `hosts` is None, with the ignored parts of an inventory, and with
-            the hostfile of a scheduler's nodes.
+        hosts: the nodes. Default: $MULTINODE_HOSTS, multinode.toml, or the lab that was started in this directory.
+        count: use only the first `count` nodes. Default: all nodes.
+        note: called with texts for the user: the hostfile used if `hosts` is None, the ignored parts of an inventory,
+            and the hostfile written for the nodes of a scheduler.
 
     Raises:
         UsageError: there is no hostfile, it is invalid, or it has fewer nodes than `count`.
@@ -353,17 +356,17 @@ def _find_lab() -> RunningLab | None:
 
 
 def local_nodes(workers: int, python: str = sys.executable) -> Nodes:
-    """Use this machine as the only node, without SSH, for `connect(..., local=True)`.
+    """Return this machine as the only node. Connect with `connect(..., local=True)`, which does not use SSH.
 
     Args:
         workers: maximum number of workers.
-        python: the interpreter of the training environment.
+        python: path of the Python interpreter of the training environment.
     """
     return Nodes(local_cluster(workers, python), "# This machine, without SSH\n")
 
 
 def parse_nodes(hostfile: str) -> Nodes:
-    """Parse the text of a hostfile, one line per node: `gpu-a addr=192.0.2.1 slots=4`.
+    """Parse the text of a hostfile. It has one line per node, such as `gpu-a addr=192.0.2.1 slots=4`.
 
     Raises:
         HostfileError: a line is invalid.

@@ -246,8 +246,8 @@ def read_training(
             )
         front = "launch" if line is None else f"{line.verb}{msgspec.structs.replace(line, job=()).arguments}"
         command = read_command(given.typed, given.engine, f"multinode {front}")
-    for text in command.notes:
-        note(text)
+    for found in command.notes:
+        note(found.message)
     path, settings = _split_job(given.words)
     if command.training is not None:
         path, settings = Path(command.training.config or command.training.name), command.settings
@@ -332,8 +332,8 @@ def _read_copied_code(directory: str | None, note: Note) -> CodeTree | None:
     from multinode.records.run_directory import runs_root
 
     code = read_code(Path(directory), Path.cwd(), without=[runs_root()])
-    for text in code.notes[:_MOST_NOTES]:
-        note(f"--copy-code: {text}")
+    for found in code.notes[:_MOST_NOTES]:
+        note(f"--copy-code: {found.message}{f' ({found.hint})' if found.hint else ''}")
     if len(code.notes) > _MOST_NOTES:
         note(f"--copy-code: {len(code.notes) - _MOST_NOTES} more files are left out or are Git LFS pointers")
     return code

@@ -34,15 +34,15 @@ _NOT_RESUMED = frozenset({"rm", "ppo"})
 
 
 class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run is restarted.
+    """How to restart a run.
 
     Attributes:
         restarts: maximum number of restarts.
-        node_wait_s: how long to wait for an unreachable node.
+        node_wait_s: how long to wait for a node that cannot be reached.
         after_oom: whether to also restart a job that ran out of memory.
-        min_nodes: minimum number of nodes to continue with. None: all nodes.
-        scale_batch: whether to continue with a smaller global batch if no accumulation keeps it.
-        shard_copies: number of other nodes that get a copy of each node's shards after a save.
+        min_nodes: minimum number of nodes to continue with. Default: all nodes.
+        scale_batch: whether to continue with a smaller global batch if no number of accumulation steps keeps its size.
+        shard_copies: number of other nodes that receive a copy of the shards of a node after a save.
     """
 
     restarts: int

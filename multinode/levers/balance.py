@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from multinode.errors import UsageError
@@ -96,16 +96,6 @@ class Balance(Lever, frozen=True, kw_only=True):
             "option": self.option,
         }
         return {VARIABLE: json.dumps(fields)}
-
-    def notes(self, workers: Workers) -> Iterator[str]:
-        """Samples of each node's workers."""
-        source = f", as measured in run {self.run_id}" if self.run_id is not None else ""
-        shares, speeds = self.shares(workers), self.of_workers(workers)
-        firsts = [sum(workers.counts[:place]) for place in range(len(workers.counts))]
-        texts = [f"{shares[first]:d}" if shares is not None else f"{speeds[first]:.3g}" for first in firsts]
-        each = ", ".join(f"{node} {text}" for node, text in zip(workers.nodes, texts, strict=True))
-        per_step = "samples per step and worker" if shares is not None else "relative number of samples per worker"
-        yield f"{per_step}: {each} ({self.option}{source})"
 
 
 def parse_balance(text: str) -> Balance:

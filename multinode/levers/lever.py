@@ -6,7 +6,7 @@ A lever has a file of its own here, a field in `levers.py`, its mechanism in `wo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -92,8 +92,3 @@ class Lever(msgspec.Struct, frozen=True, kw_only=True):
         """Variables of each worker."""
         del workers
         return {}
-
-    def notes(self, workers: Workers) -> Iterator[str]:
-        """What a plan says of it."""
-        del workers
-        yield from ()

@@ -15,7 +15,7 @@ from multinode.levers.lever import Lever, Workers
 
 
 class Levers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The levers of a training. None: without the lever."""
+    """The levers of a training. None means that a lever is not used."""
 
     compression: Compression | None = None
     averaging: Averaging | None = None
@@ -118,14 +118,6 @@ class Levers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def environment(self, workers: Workers) -> dict[str, str]:
         """Variables of each worker."""
         return {name: value for lever in self for name, value in lever.environment(workers).items()}
-
-    def notes(self, workers: Workers) -> Iterator[str]:
-        """What a plan says of them."""
-        for lever in self:
-            if len(workers.nodes) == 1 and lever.idle_alone is not None:
-                yield f"{lever.option} has no effect on one node{lever.idle_alone}"
-            else:
-                yield from lever.notes(workers)
 
 
 TYPES: dict[str, type[Lever]] = {"compression": Compression, "averaging": Averaging, "balance": Balance}

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from multinode.errors import JobError
+from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.job.deepspeed import DeepSpeedConfig
 from multinode.job.job import TrainingJob, set_options
 from multinode.job.settings import is_true
@@ -37,27 +39,53 @@ _ALIKE = 0.05
 # Above this the bandwidth no longer changes, and the buffers of a test take too much memory.
 _LARGEST_BYTES = 1 << 30
 
-# Known differences between the messages and the real training, each a sentence without its full stop.
-_REDUCED_TO_OWNERS = (
-    "DeepSpeed reduces each bucket to the workers that own it (use_multi_rank_bucket_allreduce: false); nccl-test has "
-    "no reduce, so it measures a broadcast of the bucket, which is the reverse of a reduce"
+DIFFERENCES = RuleGroup("Differences between the messages of a step and the real training")
+_REDUCED_TO_OWNERS = DIFFERENCES.rule(
+    "broadcast-for-reduce",
+    about="DeepSpeed reduces to the workers that own a bucket",
+    message="DeepSpeed reduces each bucket to the workers that own it (use_multi_rank_bucket_allreduce: false); "
+    "nccl-test has no reduce, so it measures a broadcast of the bucket, which is the reverse of a reduce",
 )
-_FILLED = (
-    "the parameters that ZeRO-3 gathers together depend on its trace of the model; they are approximated by filling "
-    "stage3_prefetch_bucket_size in module order"
+_SENT_ALONE = DIFFERENCES.rule(
+    "large-gradient",
+    about="a gradient that is larger than DeepSpeed's buckets",
+    message="a gradient of more than reduce_bucket_size ({elements} elements) is sent alone; if two workers own it, "
+    "DeepSpeed splits it, which is not counted",
+    figures=("elements",),
 )
-_SCALES = "the scales of quantized values are excluded: one number per several thousand values"
-_STAY_WHOLE = "parameters that are reused soon stay gathered for the backward pass (stage3_max_reuse_distance)"
-_WRAPS_LAYERS = (
-    "FSDP is assumed to wrap each decoder layer and to reduce gradients in the last micro-batch only, as with the "
-    "Trainer"
+_FILLED = DIFFERENCES.rule(
+    "gathered-together",
+    about="the parameters that ZeRO-3 gathers together",
+    message="the parameters that ZeRO-3 gathers together depend on its trace of the model; they are approximated by "
+    "filling stage3_prefetch_bucket_size in module order",
 )
-_INSIDE_LEFT_OUT = (
-    "traffic inside a node is excluded; the all-reduce between nodes has one worker per node, but is measured with all "
-    "workers"
+_STAY_WHOLE = DIFFERENCES.rule(
+    "reused-soon",
+    about="parameters that ZeRO-3 does not release",
+    message="parameters that are reused soon stay gathered for the backward pass (stage3_max_reuse_distance)",
 )
-_SMALL_LEFT_OUT = (
-    "calls of a few bytes (gradient norms, losses) are excluded: each takes about as long as the smallest message"
+_SCALES = DIFFERENCES.rule(
+    "scales",
+    about="quantized weights or gradients",
+    message="the scales of quantized values are excluded: one number per several thousand values",
+)
+_WRAPS_LAYERS = DIFFERENCES.rule(
+    "wrapped-layers",
+    about="the units of FSDP",
+    message="FSDP is assumed to wrap each decoder layer and to reduce gradients in the last micro-batch only, as with "
+    "the Trainer",
+)
+_INSIDE_LEFT_OUT = DIFFERENCES.rule(
+    "traffic-inside-nodes",
+    about="a strategy that also communicates inside nodes",
+    message="traffic inside a node is excluded; the all-reduce between nodes has one worker per node, but is measured "
+    "with all workers",
+)
+_SMALL_LEFT_OUT = DIFFERENCES.rule(
+    "small-calls",
+    about="calls of a few bytes",
+    message="calls of a few bytes (gradient norms, losses) are excluded: each takes about as long as the smallest "
+    "message",
 )
 
 
@@ -66,10 +94,10 @@ class StepMessages(msgspec.Struct, frozen=True, kw_only=True):
 
     training: str
     messages: tuple[Call, ...]  # its calls per step, ordered by when their kind first appears
-    notes: tuple[str, ...] = ()  # known differences from the real training, one sentence each
+    notes: tuple[Finding, ...] = ()  # known differences from the real training
 
 
-_Sent = tuple[list[Call], tuple[str, ...]]
+_Sent = tuple[list[Call], tuple[Finding, ...]]
 
 
 def step_messages(
@@ -94,8 +122,9 @@ def step_messages(
         for call in between
     ]
     if len(between) < len(calls):
-        notes = (*notes, _INSIDE_LEFT_OUT)
-    return StepMessages(training=training.name, messages=tuple(per_step), notes=(*notes, _SMALL_LEFT_OUT))
+        notes = (*notes, _INSIDE_LEFT_OUT.found(None))
+    notes = (*notes, _SMALL_LEFT_OUT.found(None))
+    return StepMessages(training=training.name, messages=tuple(per_step), notes=notes)
 
 
 def engine_calls(job: TrainingJob, training: ShardedTraining, layout: Layout) -> _Sent:
@@ -225,10 +254,9 @@ def _zero_1_and_2(training: ShardedTraining, settings: DeepSpeedConfig, layout: 
     )
     updated = Call(collective="all_gather", size_bytes=load.parameter_bytes, hideable=False, what="updated parameters")
     gathered = [_padded(sum(group), _ALIGNMENT * layout.workers) for group in groups]
-    notes: tuple[str, ...] = () if settings.multi_rank_allreduce else (_REDUCED_TO_OWNERS,)
+    notes: tuple[Finding, ...] = () if settings.multi_rank_allreduce else (_REDUCED_TO_OWNERS.found(None),)
     if any(size > cap for size in order):
-        alone = f"a gradient of more than reduce_bucket_size ({cap} elements) is sent alone"
-        notes = (*notes, f"{alone}; if two workers own it, DeepSpeed splits it, which is not counted")
+        notes = (*notes, _SENT_ALONE.found(None, elements=cap))
     return [*_calls(bucket, fill_up_to(order, cap)), *_calls(updated, gathered)], notes
 
 
@@ -268,9 +296,9 @@ def _zero_3(training: ShardedTraining, settings: DeepSpeedConfig, layout: Layout
         hideable=False,
         what="small parameters after the step",
     )
-    notes = (_FILLED, *([_STAY_WHOLE] if cut < len(large) else []))
+    notes = (_FILLED.found(None), *([_STAY_WHOLE.found(None)] if cut < len(large) else []))
     if settings.quantized_weights or settings.quantized_gradients:
-        notes = (*notes, _SCALES)
+        notes = (*notes, _SCALES.found(None))
     return [*gathers, *_zero_3_gradients(training, settings, layout), *_calls(after, kept)], notes
 
 
@@ -359,7 +387,9 @@ def _fsdp(training: ShardedTraining, layout: Layout) -> _Sent:
         reduction, collective="all_reduce", reach=GroupScope.ACROSS, what="shares of gradients"
     )
     shares = [gradient // ranks for gradient in gradients] if hybrid else []
-    return [*_calls(gather, gathered), *_calls(reduction, gradients), *_calls(across, shares)], (_WRAPS_LAYERS,)
+    return [*_calls(gather, gathered), *_calls(reduction, gradients), *_calls(across, shares)], (
+        _WRAPS_LAYERS.found(None),
+    )
 
 
 def _elements(tensors: Iterable[Tensor]) -> list[int]:

@@ -102,7 +102,7 @@ _SHARDING = ("deepspeed", "fsdp")
 MODEL = Setting[str](
     "model",
     "model",
-    about="model, name or path",
+    about="name or path of the model",
     aliases=("model_name_or_path", "model_name", "base_model"),
     cell=_model,
     key="model_name_or_path",
@@ -111,7 +111,7 @@ DATASET = Setting[str]("dataset", "data set", about="data set, or `synthetic`", 
 METHOD = Setting[str](
     "method",
     "method",
-    about="`full`, `lora`, `qlora` and so on; `script` of a script",
+    about="`full`, `lora`, `qlora` and so on; `script` for a script",
     aliases=("finetuning_type", "finetuning_method", "training_method"),
     key="finetuning_type",
     decided_by=("quantization_bit",),

@@ -42,9 +42,9 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
 
     tcp: bool = True  # whether to measure raw TCP around the ring of nodes, interleaved with the largest messages
     pairs: bool = False  # whether to measure raw TCP between every pair of nodes
-    compare: str | None = None  # an earlier nccl-test to compare with: its id, its beginning, or `last`
-    like: TrainingJob | None = None  # a training whose messages are measured instead of the test's
-    fresh: bool = False  # whether to start over if a tuning run of the same command was interrupted
+    compare: str | None = None  # an earlier nccl-test to compare with: a run id, the beginning of one, or `last`
+    like: TrainingJob | None = None  # a training whose messages to measure instead of those of the test
+    fresh: bool = False  # whether to start again if a tuning run of the same command was interrupted
 
 
 def nccl_test(launch: Launch, extent: Extent, context: RunContext) -> ScanReport:
@@ -141,10 +141,12 @@ def check_reduction(redop: str, dtype: str) -> None:
 
 
 def scan_sizes(begin_bytes: int, end_bytes: int, *, factor: int = 2, step_bytes: int | None = None) -> tuple[int, ...]:
-    """List sizes from begin to end, each `factor` times the last one or `step_bytes` larger (nccl-tests' -b -e -f -i).
+    """Return the sizes from `begin_bytes` to `end_bytes`, like the options -b, -e, -f and -i of nccl-tests.
+
+    Each size is `factor` times the previous one, or `step_bytes` larger.
 
     Raises:
-        UsageError: the range is empty, too long, or contains invalid sizes.
+        UsageError: the range is empty, has too many sizes, or has invalid sizes.
     """
     if begin_bytes <= 0:
         raise UsageError("the smallest size (-b) must be positive", hint="for example -b 8")
@@ -167,7 +169,7 @@ def scan_sizes(begin_bytes: int, end_bytes: int, *, factor: int = 2, step_bytes:
 
 
 def scan_messages(collectives: Iterable[str], sizes_bytes: Sequence[int]) -> tuple[Message, ...]:
-    """List a message of every size for every collective.
+    """Return a message of every size for every collective.
 
     Raises:
         UsageError: a collective is unknown.

@@ -65,7 +65,7 @@ def _gain(row: Row) -> str:
     return "1" if row.item is None else GAIN.text(row[GAIN])
 
 
-SETTING = Figure[str]("setting", "setting", about="variables of NCCL that were set")
+SETTING = Figure[str]("setting", "setting", about="NCCL variables that were set")
 ALL_MESSAGES = Figure[Estimate](
     "all_messages_ms", "all messages", "ms", form="interval", about="time of all messages in sequence"
 )
@@ -74,7 +74,7 @@ GAIN = Figure[Estimate](
     "speed-up",
     "95%",
     form="times_interval",
-    about="speed relative to NCCL's default, compared round by round",
+    about="speed relative to NCCL's defaults, compared in each round",
     cell=_gain,
 )
 NOT_MEASURED = Figure[str]("reason", "not measured", about="why a setting could not be measured")
@@ -99,7 +99,7 @@ def _row(
 
 
 class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of `nccl-test --tune`; `tune.json` of the run."""
+    """The document that `nccl-test --tune --json` prints. The run stores it as `tune.json`."""
 
     schema: str = "multinode.tune/3"
     run_id: str

@@ -93,46 +93,46 @@ _RULES: Mapping[Way, Rule] = {
     Way.OTHER: NIC_PATHS.rule(
         "other-interface",
         about="an interface other than the data plane's NIC carried the messages",
-        message=f"{{names}} {{verb}} {{seen}} of {{expected}} {_CALL} over {{other}}, not over {{ifname}}: the kernel "
-        "routes to the other nodes use {other}, or the backend is configured to use it.",
+        message=f"{{names}} {{verb}} {{seen}} of {{expected}} {_CALL} over {{other}}, not over {{ifname}}. The kernel "
+        "routes traffic to the other nodes over {other}, or the backend is configured to use {other}.",
         figures=(*_MESSAGE_FIGURES, "other"),
     ),
     Way.RDMA: NIC_PATHS.rule(
         "rdma-port",
         about="an RDMA port carried the messages",
-        message=f"{{names}} {{verb}} {{seen}} of {{expected}} {_CALL} over the RDMA port {{other}}: the counters of "
+        message=f"{{names}} {{verb}} {{seen}} of {{expected}} {_CALL} over the RDMA port {{other}}. The counters of "
         "{ifname} do not include RDMA.",
         figures=(*_MESSAGE_FIGURES, "other"),
     ),
     Way.UNSEEN: NIC_PATHS.rule(
         "not-counted",
         about="no counter shows the messages",
-        message=f"{{names}} {{verb}} {{expected}} {_CALL}, but no counter shows it.",
+        message=f"{{names}} should have {{verb}} {{expected}} {_CALL}, but no counter shows this traffic.",
         figures=_MESSAGE_FIGURES,
     ),
     Way.DIFFERS: NIC_PATHS.rule(
         "other-amount",
-        about="the NIC counted a different amount from what the algorithm moves",
-        message=f"{{names}} {{verb}} {{seen}} {_CALL} over {{ifname}}, {{expected}} expected: other traffic, or a "
-        "different algorithm of the backend.",
+        about="the NIC counted another amount than the algorithm sends",
+        message=f"{{names}} {{verb}} {{seen}} {_CALL} over {{ifname}}, but {{expected}} was expected. There was other "
+        "traffic, or the backend used another algorithm.",
         figures=_MESSAGE_FIGURES,
     ),
     Way.NIC: NIC_PATHS.rule(
         "expected-nics",
-        about="the NICs of the data plane carried all messages that were judged",
-        message="NIC counters match the expected traffic ({ifname}, within {within}%).",
+        about="the NICs of the data plane carried all judged messages",
+        message="The NIC counters match the expected traffic ({ifname}, within {within}%).",
         figures=("ifname", "within_percent"),
     ),
 }
 _NOT_CHECKED = NIC_PATHS.rule(
     "not-checked",
     about="no message could be judged",
-    message="Path not checked: no message was large enough for the NIC counters, or data is missing.",
+    message="Path not checked: no message was large enough for NIC counters, or data is missing.",
 )
 _ALGORITHM = NIC_PATHS.rule(
     "algorithm",
-    about="the algorithm of NCCL that fits the counters",
-    message="According to the NIC counters, NCCL ran the {collective} of {size} as a {algorithm}.",
+    about="the algorithm of NCCL that matches the counters",
+    message="According to the NIC counters, NCCL ran the {collective} of {size} with its {algorithm} algorithm.",
     figures=("collective", "size_bytes", "algorithm"),
 )
 

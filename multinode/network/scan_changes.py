@@ -19,40 +19,40 @@ _KIB = 1024
 CHANGES = RuleGroup("Changes from one nccl-test to the next")
 _COUNTS = ("compared", "slower", "faster", "unjudged", "became_wrong_or_right")
 _NOTHING_COMMON = CHANGES.rule(
-    "nothing-common", about="tests without a common message", message="The two scans have no message in common."
+    "nothing-common", about="tests that have no message in common", message="The two scans have no message in common."
 )
 _CHANGED = CHANGES.rule(
     "changed",
-    about="messages whose speed changed beyond its interval",
+    about="messages whose speed changed by more than its interval",
     message="{changed} of {compared_words} changed{most}{notes}.",
     figures=_COUNTS,
 )
 _UNCHANGED = CHANGES.rule(
     "unchanged",
-    about="no speed changed beyond its interval",
-    message="No speed changed beyond its interval ({judged} compared){notes}.",
+    about="no speed changed by more than its interval",
+    message="No speed changed by more than its interval ({judged} compared){notes}.",
     figures=_COUNTS,
 )
 _UNJUDGED = CHANGES.rule(
     "unjudged",
-    about="tests without intervals, whose speeds are not judged",
-    message="{unjudged_words} without an interval, not judged{notes}.",
+    about="no speed can be judged, because intervals are missing",
+    message="{unjudged_words} not judged, because intervals are missing{notes}.",
     figures=_COUNTS,
 )
 _WRONG = CHANGES.rule(
     "wrong_values",
     about="a message whose values became wrong or right",
-    message="{wrong_now} values of {call} are wrong, {wrong_before} before",
+    message="{call} has {wrong_now} wrong values; it had {wrong_before} before",
     figures=(*(figure.name for figure in (COLLECTIVE, DTYPE, REDOP, SIZE)), "wrong_before", "wrong_now"),
 )
 
 
 def _change(code: str, about: str, message: str) -> Rule:
-    return CHANGES.rule(code, about=about, message=f"{message}, was {{earlier}}", figures=("before", "now"))
+    return CHANGES.rule(code, about=about, message=f"{message}; before: {{earlier}}", figures=("before", "now"))
 
 
-_BACKEND = _change("backend", "another backend", "measured with {value} now")
-_WORKERS = _change("workers", "another number of workers", "measured with {value} now")
+_BACKEND = _change("backend", "another backend", "now measured with {value}")
+_WORKERS = _change("workers", "another number of workers", "now measured with {value}")
 _ORDER = _change("order", "another order of the nodes", "the order of the nodes is now {value}")
 _OF_NIC = (
     _change("link_gbit_per_s", "another rate of a link", "{where} now negotiates {value}"),
@@ -138,7 +138,7 @@ def _verdict(rows: Sequence[ComparedFigure], wrong: Sequence[Finding]) -> Findin
     notes = [f"values of {format_count(len(wrong), 'message')} became wrong or right"] if wrong else []
     rule = _CHANGED if changes else _UNCHANGED if len(rows) > unjudged else _UNJUDGED
     if unjudged and rule is not _UNJUDGED:
-        notes = [f"{without} without an interval, not judged", *notes]
+        notes = [f"{without} not judged, because intervals are missing", *notes]
     return rule.found(
         None,
         changed=len(changes),

@@ -286,39 +286,43 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MESSAGE = Figure[str]("message", "message", about="operation and size of a message")
-COLLECTIVE = Figure[str]("collective", "collective", about="operation of a message")
+COLLECTIVE = Figure[str]("collective", "collective", about="collective operation of the test")
 DTYPE = Figure[str]("dtype", "type", about="element type of a message, as nccl-tests names it")
 REDOP = Figure[str]("redop", "redop", about="reduction of a message, as nccl-tests names it")
 SIZE = Figure[int]("size_bytes", "size", "B", form="digits", about="size of a message, as nccl-tests counts it")
 TIME = Figure[Estimate](
-    "time_us", "time", "us", form="interval", about="duration of the operation, median of the slowest worker's times"
+    "time_us", "time", "us", form="interval", about="time of the operation, median of the slowest worker"
 )
 TIME_MS = Figure[Estimate](
-    "time_ms", "time", "ms", form="interval", about="duration of a long operation, median of the slowest worker's times"
+    "time_ms", "time", "ms", form="interval", about="time of a long operation, median of the slowest worker"
 )
-ALGBW = Figure[Estimate]("algbw_gb_per_s", "algbw", "GB/s", form="figure", about="size divided by time")
-BUSBW = Figure[Estimate]("busbw_gb_per_s", "busbw", "GB/s", form="figure", about="algbw times the collective's factor")
-WRONG = Figure[int]("num_wrong", "#wrong", form="digits", about="elements with a wrong value, over all workers")
-P95 = Figure[float]("p95_us", "p95", "us", form="hundredths", about="95th percentile of the slowest worker's times")
+ALGBW = Figure[Estimate]("algbw_gb_per_s", "algbw", "GB/s", form="figure", about="message size divided by time")
+BUSBW = Figure[Estimate](
+    "busbw_gb_per_s", "busbw", "GB/s", form="figure", about=("algbw multiplied by the factor of the collective")
+)
+WRONG = Figure[int]("num_wrong", "#wrong", form="digits", about="elements with wrong values on all workers")
+P95 = Figure[float](
+    "p95_us", "p95", "us", form="hundredths", about=("95th percentile of the times of the slowest worker")
+)
 OF_LINE = Figure[float](
     "share_of_ceiling",
     "of line rate",
     "TCP",
     form="percent",
-    about="busbw relative to the TCP line rate of the slowest NIC",
+    about="busbw as a share of the TCP line rate of the slowest NIC",
     phrase="of TCP line rate",
 )
 OF_TCP = Figure[float](
     "share_of_tcp",
     "of raw TCP",
     form="percent",
-    about="busbw relative to plain transfers between the same NICs in the same run",
+    about="busbw as a share of raw TCP between the same NICs in the same run",
 )
 OF_RDMA = Figure[float](
     "share_of_rdma",
     "of raw RDMA",
     form="percent",
-    about="speed through a NIC relative to raw RDMA between the same NICs",
+    about="speed through a NIC as a share of raw RDMA between the same NICs",
 )
 
 

@@ -61,12 +61,12 @@ _ODD_NEEDS = 3
 _SMALL_FACTOR = 10.0
 _SMALL_LEAST_US = 5000.0
 _SOCKETS = (
-    "try NCCL_SOCKET_NTHREADS=2 NCCL_NSOCKS_PERTHREAD=4 and measure again; their product must be at most 64, and "
-    "more can be far slower"
+    "set NCCL_SOCKET_NTHREADS=2 NCCL_NSOCKS_PERTHREAD=4 and measure again; their product must be at most 64, and more "
+    "sockets can be far slower"
 )
 _BUFFERS = "use a larger MTU, a faster core, or larger socket buffers: sysctl net.ipv4.tcp_rmem net.ipv4.tcp_wmem"
 _PERCENT = 0.01
-_PLACEMENT = "on AWS, put the nodes into one cluster placement group"
+_PLACEMENT = "on AWS, put the nodes in one cluster placement group"
 
 
 class Verdict(Finding, frozen=True, kw_only=True):
@@ -93,22 +93,22 @@ _OK = VERDICTS.rule("ok", about="the network is as fast as its links", message="
 _SLOW = VERDICTS.rule("slow", about="the network is slower than its links", message="slow: {reached}")
 _INCONCLUSIVE = VERDICTS.rule(
     "inconclusive",
-    about="a speed that cannot be judged, or that no link could carry",
+    about="a speed that cannot be judged, or that exceeds the link rate",
     message="inconclusive: {reached}",
 )
-_ONE_NODE = VERDICTS.rule("one_node", about="workers of one node", message="no network used: {reached}")
+_ONE_NODE = VERDICTS.rule("one_node", about="all workers on one node", message="no network used: {reached}")
 _WRONG_RESULTS = VERDICTS.rule(
     "wrong_values",
     about="a collective that returned wrong values",
-    message="wrong results: a collective returned incorrect values",
+    message="wrong results: a collective returned wrong values",
 )
 _OTHER_NICS = VERDICTS.rule(
     "wrong_path",
-    about="traffic over NICs other than those of the data plane",
+    about="traffic over NICs that do not belong to the data plane",
     message="wrong network: the traffic did not use the data plane's NICs",
 )
 _RAN_ALONE = VERDICTS.rule(
-    "alone", about="processes, each of which was the only worker of its test", message="no result: {why}"
+    "alone", about="processes that each were the only worker of their test", message="no result: {why}"
 )
 _EMPTY = VERDICTS.rule("empty", about="nothing was measured", message="no result: no size was measured by all workers")
 
@@ -139,7 +139,7 @@ def _values(rule: Rule, seen: ScanEvidence, nics: int, *, has_causes: bool) -> d
     one = "the test had one worker"
     rate = f" for a link of {format_rate(seen.link_gbit_per_s)}" if seen.link_gbit_per_s else ""
     return {
-        "why": "the processes did not run one test together" if seen.processes_alone > 1 else one,
+        "why": "the processes did not run a common test" if seen.processes_alone > 1 else one,
         "rate": f"{rate} ({nics} NICs together)" if rate and nics > 1 and not seen.is_raw_only else rate,
         "cause": ", see the cause below" if has_causes else "",
         "reached": _reached(rule, seen, nics),
@@ -196,8 +196,8 @@ def _shares(rule: Rule, seen: ScanEvidence, worst: SizeShare, nics: int) -> str:
     turns = ""
     if worst.usual_share < 1:
         turns = (
-            f"; {seen.backend} alternates between sending and receiving large messages: {worst.usual_share:.0%} is its "
-            "maximum"
+            f"; {seen.backend} cannot reach more than {worst.usual_share:.0%} because it alternates between sending "
+            "and receiving large messages"
         )
     return f"{format_list(parts)}{turns}"
 
@@ -234,11 +234,11 @@ def _find_causes(seen: ScanEvidence) -> list[NetworkFinding]:
 
 _BOND = CAUSES.cause(
     "bond",
-    about="a bond, over which few connections fill one NIC",
+    about="a bond, of which few connections fill only one NIC",
     message="the traffic uses the bond {names}: a bond sends each connection over one of its NICs, so a few "
-    "connections fill only one",
-    hint="give NCCL the NICs instead of the bond: remove the bond and name both (hca= in the hostfile, or "
-    "NCCL_IB_HCA); with a bond, try more queue pairs: NCCL_IB_QPS_PER_CONNECTION=4",
+    "connections may use only one NIC",
+    hint="remove the bond and name its NICs for NCCL (hca= in the hostfile, or NCCL_IB_HCA); or keep the bond and use "
+    "more queue pairs: NCCL_IB_QPS_PER_CONNECTION=4",
     figures=("names",),
 )
 
@@ -250,18 +250,20 @@ def _bond(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 _SLOW_OVER_RDMA = CAUSES.cause(
     "slow_over_rdma",
-    about="a collective that does not reach raw RDMA",
+    about="a collective that is slower than raw RDMA",
     message="{program} reaches {raw} GB/s between the same ports, {so}",
-    hint="check PCIe access control (ACS) and IOMMU: multinode check, as root; see whether NCCL_DEBUG=INFO prints "
-    "GDRDMA; name the NICs for NCCL: hca= in the hostfile; try another release of NCCL",
+    hint="run multinode check as root: it checks PCIe access control (ACS) and the IOMMU; set NCCL_DEBUG=INFO and "
+    "look for GDRDMA in the log; name the NICs for NCCL (hca= in the hostfile); try another version of NCCL",
     figures=("rdma_gb_per_s", "ceiling_gb_per_s"),
 )
 _SLOW_RAW_RDMA = CAUSES.cause(
     "slow_raw_rdma",
-    about="raw RDMA that does not fill its link",
-    message="{program}{also} reaches only {raw} of {ceiling} GB/s: the network or the NIC's slot is the cause{rest}",
-    hint="check the slot, the second half of a two-part NIC and its network (multinode check); cable and switch port: "
-    "ibstat; if a NIC started degraded, power-cycle both nodes",
+    about="raw RDMA that is slower than its link",
+    message=(
+        "{program}{also} reaches only {raw} of {ceiling} GB/s: the network or the NIC's PCIe slot is the cause{rest}"
+    ),
+    hint="run multinode check, which checks the NIC's slot, its network and the second half of a two-part NIC; check "
+    "cable and switch port with ibstat; if a NIC came up with a reduced rate, power-cycle both nodes",
     figures=("rdma_gb_per_s", "ceiling_gb_per_s"),
 )
 
@@ -281,10 +283,10 @@ def _slow_raw_rdma(seen: ScanEvidence) -> Iterator[NetworkFinding]:
     if seen.collective_is_slow:
         share = seen.worst.share_of_rdma if seen.worst is not None else None
         so = (
-            f"and the collective {share or 0.0:.0%} of it: whatever limits raw RDMA, most of the time is lost on the "
-            "path from GPU to NIC, or in NCCL itself"
+            f"but the collective reaches only {share or 0.0:.0%} of that: most of the time is lost between GPU and "
+            "NIC, or in NCCL itself"
             if seen.rdma_is_slow
-            else "which rules out cable and switch: the cause is the path from GPU to NIC, or NCCL itself"
+            else "so cable and switch are not the cause; the cause is the path from GPU to NIC, or NCCL itself"
         )
         yield _SLOW_OVER_RDMA.found(None, so=so, **values)
     if seen.rdma_is_slow:
@@ -295,46 +297,47 @@ def _slow_raw_rdma(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 _SLOW_RAW_TCP = CAUSES.cause(
     "slow_raw_tcp",
-    about="raw TCP that does not fill its link, if no collective was measured",
-    message="raw TCP itself is slow: the cause is the network, or a CPU that is too slow for this rate",
-    hint="check cables, the switch, other traffic and busy CPUs: multinode check --bandwidth; run ip -s link and top "
-    "on every node",
+    about="raw TCP that is slower than its link, if no collective was measured",
+    message="raw TCP is slow: the cause is the network, or a CPU that is too slow for this link",
+    hint="check cables, the switch, other traffic and busy CPUs: run multinode check --bandwidth, and ip -s link and "
+    "top on every node",
     figures=("tcp_gb_per_s",),
 )
 _SLOW_TCP = CAUSES.cause(
     "slow_tcp",
-    about="raw TCP that does not fill its link either",
-    message="raw TCP is slow too, {tcp} GB/s on the slowest link of the ring: the network is the cause, not the "
-    "collective",
-    hint="check cables, the switch and other traffic: multinode check --bandwidth; run ip -s link on every node",
+    about="raw TCP that is also slower than its link",
+    message="raw TCP is slow too ({tcp} GB/s on the slowest link of the ring), so the cause is the network and not "
+    "the collective",
+    hint="check cables, the switch and other traffic: run multinode check --bandwidth, and ip -s link on every node",
     figures=("tcp_gb_per_s",),
 )
 _SLOW_RDMA = CAUSES.cause(
     "slow_rdma",
-    about="a collective over RDMA that does not fill its link, if raw RDMA was not measured",
-    message="the traffic uses RDMA but does not fill the link: the cause is the port, its switch, or the path from "
+    about="a collective over RDMA that is slower than its link, if raw RDMA was not measured",
+    message="the traffic uses RDMA but is slower than the link: the cause is the port, its switch, or the path from "
     "GPU to NIC",
-    hint="run ibstat, and run ib_write_bw between the nodes; NCCL_DEBUG=INFO prints GDRDMA if GPUDirect is used; PCIe "
-    "access control (ACS) or an IOMMU sends it through the CPU: sudo lspci -vvv | grep ACSCtl; nvidia-smi topo -m",
+    hint="run ibstat on each node and ib_write_bw between the nodes; with NCCL_DEBUG=INFO, NCCL's log has GDRDMA if "
+    "it uses GPUDirect, which PCIe access control (ACS) or an IOMMU sends through the CPU: sudo lspci -vvv | grep "
+    "ACSCtl; nvidia-smi topo -m",
 )
 _UNKNOWN_NETWORK = CAUSES.cause(
     "unknown_network",
-    about="a fast link, if it is unknown what NCCL used",
-    message="it is unknown whether NCCL used RDMA or sockets, which are far slower on such a link",
-    hint="run it again with NCCL_DEBUG=INFO: its log has NET/IB for RDMA and NET/Socket for TCP; if it should be RDMA, "
-    "unset NCCL_IB_DISABLE and check that the ports are active: ibstat",
+    about="a fast link, if it is unknown whether NCCL used RDMA",
+    message="it is unknown whether NCCL used RDMA or sockets; sockets are far slower on such a link",
+    hint="measure again with NCCL_DEBUG=INFO: NCCL's log has NET/IB for RDMA and NET/Socket for TCP; if NCCL should "
+    "use RDMA, unset NCCL_IB_DISABLE and check with ibstat that the ports are active",
 )
 _NO_TCP = CAUSES.cause(
     "no_tcp",
     about="a slow collective, if raw TCP was not measured",
     message="raw TCP was not measured, so it is unknown whether the network or the collective is slow",
-    hint="multinode check --bandwidth",
+    hint="measure raw TCP: multinode check --bandwidth",
 )
 _SLOW_COLLECTIVE = CAUSES.cause(
     "slow_collective",
-    about="a slow collective, while raw TCP is not",
-    message="raw TCP is OK, so cables and switch are not the cause; the collective itself is slow",
-    hint="run top on each node during the test: a CPU core that is always busy slows the collective{log!s}",
+    about="a slow collective, although raw TCP is fast",
+    message="raw TCP is fast, so cables and switch are not the cause; the collective itself is slow",
+    hint="run top on each node during the test; a CPU core that is always busy slows the collective{log!s}",
 )
 
 
@@ -360,14 +363,14 @@ def _slow(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 _WRONG_VALUES = CAUSES.cause(
     "wrong_values",
     about="a collective that returned wrong values",
-    message="{count} values were wrong ({collectives}): the speeds are not valid until the values are correct",
-    hint="measure again; if it persists, install the same NCCL and driver version on all nodes, and check GPU memory "
-    "(nvidia-smi -q -d ECC) and the kernel log (dmesg) on each",
+    message="{count} values were wrong ({collectives}), so the measured speeds are not valid",
+    hint="measure again; if values are still wrong, install the same versions of NCCL and the driver on all nodes, "
+    "and check the GPU memory (nvidia-smi -q -d ECC) and the kernel log (dmesg) of each node",
     figures=("count", "collectives"),
 )
 _WRONG_PATH = CAUSES.cause(
     "wrong_path",
-    about="traffic over NICs other than those of the data plane",
+    about="traffic over NICs that do not belong to the data plane",
     message="{carried}",
     hint="name the interface in the hostfile (ifname=), and unset NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
 )
@@ -384,21 +387,21 @@ def _wrong(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         yield _WRONG_PATH.found(None, carried=carried or "the traffic did not use the expected NICs")
 
 
-_WITH_MPI = "make MPI=1 MPI_HOME=DIR, with DIR of the mpirun that starts it"
+_WITH_MPI = "make MPI=1 MPI_HOME=DIR, where DIR contains the mpirun that starts it"
 _ALONE = CAUSES.cause(
     "alone",
-    about="processes of nccl-tests, each of which ran its own test",
-    message="each of {processes} processes ran its own test, with only its own GPUs (busbw is 0 with one): the program "
-    "was built without MPI, or its MPI is not the launcher's",
+    about="processes of nccl-tests that each ran their own test",
+    message="each of the {processes} processes ran its own test with only its own GPUs (with one GPU, busbw is 0): "
+    "the program was built without MPI, or with a different MPI than the launcher's",
     hint=f"build nccl-tests with MPI: {_WITH_MPI}; or measure without MPI: multinode nccl-test --hosts HOSTFILE",
     figures=("processes",),
 )
 _ONE_RANK = CAUSES.cause(
     "one_rank",
     about="a test of one rank",
-    message="busbw is 0 because the test had one rank, which sends nothing",
-    hint="start at least two ranks (mpirun -np 2, or -g 2 on one node); if you did, nccl-tests was built without MPI: "
-    f"{_WITH_MPI}",
+    message="busbw is 0 because the test had only one rank",
+    hint="start at least two ranks (mpirun -np 2, or -g 2 on one node); if you did, nccl-tests was built without MPI, "
+    f"so rebuild it: {_WITH_MPI}",
 )
 
 
@@ -413,9 +416,9 @@ def _alone(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 _ONE_GPU = CAUSES.cause(
     "one_gpu",
-    about="one GPU per node that drives several NICs",
-    message="one GPU per node drives {nics} NICs, and its PCIe {generation} x16 slot carries at most {slot} GB/s: the "
-    "GPU's slot is the limit, not the NICs",
+    about="one GPU per node that uses several NICs",
+    message="one GPU per node uses {nics} NICs, but its PCIe {generation} x16 slot carries at most {slot} GB/s: the "
+    "limit is the GPU's slot, not the NICs",
     hint="measure with all GPUs of each node: multinode nccl-test --workers-per-node 8; with nccl-tests, start one "
     "rank per GPU",
     figures=("nic_gb_per_s", "slot_gbit_per_s", "nics"),
@@ -446,18 +449,19 @@ _BEYOND_FIGURES = ("nic_gb_per_s", "share", "link_gbit_per_s", "collective")
 _ANOTHER_ALGORITHM = CAUSES.cause(
     "another_algorithm",
     about="a speed that a ring cannot reach on this link, but another algorithm can",
-    message="a ring would have needed {share:.0%} of the line rate ({link}): the backend used its {algorithm}, which "
-    "sends less through a NIC ({other:.0%} of the rate), or it used more NICs than the known one",
-    hint="to be certain, measure with a ring only: multinode nccl-test with --env NCCL_ALGO=Ring",
+    message="a ring would need {share:.0%} of the line rate ({link}), so the backend used something else: its "
+    "{algorithm} algorithm, which sends less through a NIC ({other:.0%} of the rate), or more NICs than multinode "
+    "knows",
+    hint="to find out, allow only rings: multinode nccl-test with --env NCCL_ALGO=Ring",
     figures=(*_BEYOND_FIGURES, "algorithm", "other"),
 )
 _MORE_NICS = CAUSES.cause(
     "more_nics",
     about="a speed that no algorithm can reach on this link",
-    message="{speed} GB/s through a node is {share:.0%} of the rate of its known NICs ({link}): the data used more "
-    "NICs, or a NIC reports too low a rate",
-    hint="see which NICs NCCL uses: --env NCCL_DEBUG=INFO, in its log `NET/IB : Using` and `via NET/`; list the NICs "
-    "and their rates: multinode check",
+    message="{speed} GB/s per node is {share:.0%} of the line rate of its known NICs ({link}): the data used more "
+    "NICs, or a NIC reports a rate that is too low",
+    hint="add --env NCCL_DEBUG=INFO and look for `NET/IB : Using` and `via NET/` in NCCL's log to see which NICs it "
+    "uses; list the NICs and their rates: multinode check",
     figures=_BEYOND_FIGURES,
 )
 
@@ -492,7 +496,7 @@ _HALF_DUPLEX = CAUSES.cause(
     "half_duplex",
     about="a NIC that cannot send and receive at the same time",
     message="the NIC of {names} runs in half duplex: it cannot send and receive at the same time",
-    hint="enable autonegotiation on NIC and switch port: sudo ethtool -s INTERFACE autoneg on; or replace the cable",
+    hint="enable autonegotiation on NIC and switch port (sudo ethtool -s INTERFACE autoneg on), or replace the cable",
 )
 
 
@@ -511,8 +515,11 @@ def _odd_pairs(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 _SLOWER_LINK = CAUSES.cause(
     "slower_link",
     about="a link that negotiated a lower rate than the others",
-    message="{each} while others have {most}: every collective runs at the speed of the slowest link",
-    hint="check the cable and switch port: sudo ethtool INTERFACE shows what the NIC and its link partner advertise",
+    message="{each}, but other nodes have {most}: every collective runs at the speed of the slowest link",
+    hint=(
+        "check the cable and switch port; to see which rates the NIC and its link partner advertise: sudo ethtool "
+        "INTERFACE"
+    ),
     figures=("link_gbit_per_s",),
 )
 
@@ -530,8 +537,8 @@ def _slower_link(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 _MIXED_MTU = CAUSES.cause(
     "mixed_mtu",
-    about="MTUs that differ",
-    message="the MTU of {each} while others have {mtu_bytes:.0f}: large packets may be lost",
+    about="different MTUs",
+    message="the MTU of {each}, but other nodes have {mtu_bytes:.0f}: large packets may be lost",
     hint="set the same MTU on every NIC and on the switch: sudo ip link set dev INTERFACE mtu 1500",
     figures=("mtu_bytes",),
 )
@@ -546,7 +553,7 @@ def _mixed_mtu(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         yield _MIXED_MTU.found(None, at=tuple(small), each=each, mtu_bytes=most, by_node=small)
 
 
-_FLOW_CAP = "to {cap}: AWS caps each flow at this rate, and a bond sends a flow over one NIC"
+_FLOW_CAP = "to {cap}: this is the rate at which AWS caps each flow, or the rate of one NIC in a bond"
 _LIMITED = {
     code: CAUSES.cause(
         code,
@@ -558,7 +565,7 @@ _LIMITED = {
         figures=("one_gb_per_s", "several_gb_per_s", *more),
     )
     for code, about, limit, hint, *more in (
-        ("one_connection", "a limit of each connection", "by one CPU core or by small socket buffers", _BUFFERS),
+        ("one_connection", "a limit of each connection", "by one CPU core, or by small socket buffers", _BUFFERS),
         (
             "one_connection_fast",
             "a limit of each connection on a fast link",
@@ -575,7 +582,7 @@ _LIMITED = {
             "flow_cap",
             "a cloud's cap on each connection",
             _FLOW_CAP,
-            f"{_PLACEMENT}; use several workers per node, as each has its own connections",
+            f"{_PLACEMENT}; use several workers per node, because each worker has its own connections",
             "cap_gbit_per_s",
         ),
         (
@@ -611,8 +618,8 @@ def _one_connection(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 _STRAGGLER = CAUSES.cause(
     "straggler",
     about="a node that the others wait for",
-    message="the others wait {others:.0%} of the time, and {node} waits {share:.0%}: {node} is the straggler",
-    hint="look for other work on {node!s}, or throttled CPUs or GPUs: top; nvidia-smi -q -d PERFORMANCE",
+    message="{node} is the straggler: it waits {share:.0%} of the time, the other nodes {others:.0%}",
+    hint="look for other processes and for throttled CPUs or GPUs on {node!s}: top; nvidia-smi -q -d PERFORMANCE",
     figures=("others", "share"),
 )
 
@@ -630,8 +637,8 @@ def _straggler(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 _BUSY_CPUS = CAUSES.cause(
     "busy_cpus",
     about="CPUs that are busy during the collectives",
-    message="the CPUs are busy during the collectives ({each}), and TCP needs them too",
-    hint="see what runs there: top; fewer workers per node or a larger MTU need less CPU",
+    message="the CPUs are busy during the collectives ({each}), but TCP needs CPU time too",
+    hint="run top to see what uses them; fewer workers per node or a larger MTU need less CPU",
 )
 
 
@@ -644,8 +651,8 @@ def _busy(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 _FEW_SOCKETS = CAUSES.cause(
     "few_sockets",
-    about="NCCL that does not reach raw TCP on a fast link",
-    message="raw TCP is fast enough, but NCCL is slower: on a link this fast, it may need more sockets",
+    about="NCCL that is slower than raw TCP on a fast link",
+    message="raw TCP is fast, but NCCL is slower: on such a fast link, NCCL may need more sockets",
     hint=_SOCKETS,
 )
 
@@ -657,24 +664,23 @@ def _sockets(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         yield _FEW_SOCKETS.found(None)
 
 
-_FALL = "NCCL reaches {best} GB/s at {size} and {least} above: "
+_FALL = "NCCL reaches {best} GB/s at {size}, but only {least} GB/s with larger messages: "
 _FALL_FIGURES = ("best_gb_per_s", "size_bytes", "least_gb_per_s")
 _DROPS_OVER_ROCE = CAUSES.cause(
     "drops_over_roce",
-    about="larger messages that are far slower, over RoCE",
-    message=_FALL + "large messages fill the switch's buffers, and RoCE loses packets there unless the network is "
-    "lossless",
-    hint="make the network lossless: the same flow control (PFC) and ECN (DCQCN) on every NIC and switch port, for the "
-    "traffic class that NCCL uses (NCCL_IB_TC); ethtool -S INTERFACE | grep -E 'pause|discard|out_of_sequence' before "
-    "and after counts pauses and lost packets",
+    about="large messages that are far slower than smaller ones, over RoCE",
+    message=_FALL + "large messages fill the switch's buffers, where RoCE loses packets unless the network is lossless",
+    hint="make the network lossless: configure the same flow control (PFC) and ECN (DCQCN) on every NIC and switch "
+    "port, for the traffic class that NCCL uses (NCCL_IB_TC); to count pauses and lost packets, run this before and "
+    "after a test: ethtool -S INTERFACE | grep -E 'pause|discard|out_of_sequence'",
     figures=_FALL_FIGURES,
 )
 _MANY_SOCKETS = CAUSES.cause(
     "many_sockets",
-    about="larger messages that are far slower, over sockets",
-    message=_FALL + "with this many sockets, large messages lose packets",
-    hint="use fewer sockets: unset NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, or halve their product, and measure "
-    "again; nstat -az TcpRetransSegs on each node counts lost packets",
+    about="large messages that are far slower than smaller ones, over sockets",
+    message=_FALL + "with so many sockets, packets of large messages are lost",
+    hint="use fewer sockets: unset NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, or halve their product, and "
+    "measure again; to count lost packets on a node: nstat -az TcpRetransSegs",
     figures=_FALL_FIGURES,
 )
 
@@ -713,11 +719,11 @@ def _fall(seen: ScanEvidence) -> tuple[SizeShare, float] | None:
 
 _LOST_SEGMENTS = CAUSES.cause(
     "lost_segments",
-    about="packets that are lost on the way",
-    message="TCP retransmitted {lost_share:.2%} of its segments: the network loses packets, and every loss slows a "
-    "connection",
-    hint="find the port that drops them: ip -s link; ethtool -S INTERFACE; the counters of the switch; check that MTU "
-    "and flow control are the same on all of them",
+    about="packets that the network loses",
+    message="TCP retransmitted {lost_share:.2%} of its segments: the network loses packets, and each loss slows down "
+    "a connection",
+    hint="find the port that drops them (ip -s link; ethtool -S INTERFACE; the counters of the switch), and check "
+    "that MTU and flow control are the same on all ports",
     figures=("lost_share",),
 )
 
@@ -730,14 +736,14 @@ def _lost_segments(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 _ONE_STREAM = CAUSES.cause(
     "one_stream",
-    about="raw TCP of one connection, which one CPU core limits",
-    message="only one connection was measured: one CPU core limits it at such speeds, rather than the network",
-    hint="measure with several: iperf3 -P 8, version 3.16 or later",
+    about="raw TCP over one connection, which one CPU core limits",
+    message="only one connection was measured; at such speeds it is limited by one CPU core, not by the network",
+    hint="measure several connections: iperf3 -P 8, with version 3.16 or later",
 )
 _ONE_THREAD = CAUSES.cause(
     "one_thread",
-    about="raw TCP of an iperf3 that runs all connections in one thread",
-    message="this iperf3 runs its {connections} connections in one thread: at this speed one CPU core is the limit, "
+    about="raw TCP measured by an iperf3 that runs all connections in one thread",
+    message="this iperf3 runs its {connections} connections in one thread; at this speed the limit is one CPU core, "
     "not the network",
     hint="measure with iperf3 3.16 or later, or with one iperf3 process per connection, each with its own port (-p)",
     figures=("connections",),
@@ -758,19 +764,22 @@ def _one_core(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 _ODD_ROUND_TRIP = CAUSES.cause(
     "odd_round_trip",
-    about="a round trip that takes far longer than the others",
-    message="a round trip from {source} to {target} takes {trip} instead of the usual {usual}: small messages wait for "
-    "it",
-    hint="look at the path between the two and what else uses it: on {source!s}, run tracepath -n to {target!s}'s "
-    "address",
+    about="a pair of nodes with a far longer round trip than the others",
+    message="a round trip from {source} to {target} takes {trip} instead of the usual {usual}, which delays small "
+    "messages",
+    hint="check the path between the two nodes and other traffic on it: on {source!s}, run tracepath -n with "
+    "{target!s}'s address",
     figures=("round_trip_ms", "usual_ms"),
 )
 _LONG_ROUND_TRIP = CAUSES.cause(
     "long_round_trip",
-    about="round trips that take longer than through a switch",
-    message="a round trip between the nodes takes {trip}, far longer than through a switch: small messages are "
+    about="round trips that take longer than those through a switch",
+    message="a round trip between the nodes takes {trip}, far longer than through a switch, so small messages are "
     "latency-bound",
-    hint="look for a VPN, a wireless link, a router, or a NIC in power-saving mode: tracepath -n to a peer's address",
+    hint=(
+        "look for a VPN, a wireless link, a router, or a NIC in power-saving mode: run tracepath -n with a peer's "
+        "address"
+    ),
     figures=("round_trip_ms",),
 )
 
@@ -829,8 +838,8 @@ def _slow_start(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 _TCP_LIMIT = CAUSES.cause(
     "tcp_limit",
     about="a link that is faster than TCP",
-    message="raw TCP reaches only {tcp} of {ceiling} GB/s: TCP rarely exceeds 3 to 5 GB/s on any link",
-    hint="use RDMA (RoCE, InfiniBand), which is faster on such NICs: multinode check shows which support it",
+    message="raw TCP reaches only {tcp} of {ceiling} GB/s; on any link, TCP rarely exceeds 3 to 5 GB/s",
+    hint="use RDMA (RoCE, InfiniBand), which is faster on such NICs; to see which NICs support it: multinode check",
     figures=("tcp_gb_per_s", "ceiling_gb_per_s"),
 )
 

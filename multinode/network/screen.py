@@ -406,7 +406,7 @@ def _like(report: ScanReport) -> Iterator[tuple[str, str]]:
         "Training",
         f"{like.training}: {total / 1e6:.1f} MB in {calls} per optimizer step, {took} without overlap with compute",
     )
-    yield from (("", note) for note in like.notes)
+    yield from (("", note.message) for note in like.notes)
 
 
 def _changes(report: ScanReport) -> Iterator[tuple[str, str]]:

@@ -141,7 +141,7 @@ class StepEstimate(StepMessages, frozen=True, kw_only=True):
 
 
 class ScanReport(ScanCurves, frozen=True, kw_only=True):
-    """The document of `nccl-test --json`; `nccl-test.json` of the run."""
+    """The document that `nccl-test --json` prints. The run stores it as `nccl-test.json`."""
 
     schema: str = "multinode.nccl-test/3"
     backend: str  # `nccl` or `gloo`, as chosen by the workers

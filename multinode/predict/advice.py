@@ -22,7 +22,8 @@ from multinode.predict.break_even import gain
 from multinode.predict.forecast import PredictedScenario
 from multinode.predict.step_efficiency import samples_ratio, step_efficiency
 from multinode.predict.training_state import TrainingState, TuningOption
-from multinode.predict.tuning_options import EFFECTS, cluster_options, setting_options
+from multinode.predict.tuning_options import EFFECTS, cluster_options, per_step, script_ms, setting_options
+from multinode.profile.summary_sheets import SMALLER
 from multinode.records.invocation import Invocation
 from multinode.stats.estimate import Bounds, Estimate, exactly
 from multinode.traffic.step_calls import Strategy
@@ -49,22 +50,50 @@ _SPEED = GAINS.rule(
 )
 _TRAFFIC = GAINS.rule(
     "traffic",
-    about="what a worker sends with and without the change",
-    message="a worker sends {sent} MB per sample{was}, and exposed communication is {exposed_share:.0%} of the step "
+    about="traffic of a worker with and without the change",
+    message="a worker sends {sent} MB per sample{was}; exposed communication is {exposed_share:.0%} of the step "
     "instead of {exposed_share_now:.0%}",
     figures=("sample_mb_now", "sample_mb", "exposed_share_now", "exposed_share"),
 )
 _DEALT = GAINS.rule(
     "dealt-samples",
-    about="the samples that a node gets if they are distributed by speed",
-    message="{node} gets {dealt} samples per step and worker instead of {equal}",
+    about="samples of a node if they are distributed by node speed",
+    message="samples per step for each worker on {node}: {dealt} instead of {equal}",
     figures=("samples_now", "samples"),
 )
 _LARGER_SHARES = EFFECTS.rule(
     "larger-shares",
-    about="samples dealt by speed",
-    message="faster nodes get larger micro-batches, whose activations take more memory",
+    about="samples distributed by node speed",
+    message="faster nodes get larger micro-batches, which need more memory for activations",
 )
+
+
+NOTES = RuleGroup("Advice: delays that no predicted change removes")
+_LOADER_WAIT = NOTES.rule(
+    "loader-wait",
+    about="a step that waits for batches",
+    message="a step waits {data_ms} ({share:.0%}) for batches",
+    hint="try more loader workers (--set dataloader_num_workers=4); the gain cannot be predicted",
+    figures=("data_ms", "share"),
+)
+_SCRIPT_CALLS = NOTES.rule(
+    "small-collectives",
+    about="small collectives of the script that remain in every step",
+    message="{count} small collectives of the script take {calls_ms} of a step, one round trip each, even if nodes "
+    "average less often",
+    hint=SMALLER,
+    figures=("calls", "calls_ms"),
+)
+_STRAGGLER = NOTES.rule(
+    "straggler",
+    about="a node that the others wait for",
+    message="the others wait {late_ms} per step ({share:.0%}) for {node}; without this wait the training would be up "
+    "to {faster:.2f}x faster",
+    hint="{fix!s}",
+    figures=("late_ms", "share", "faster"),
+)
+# A node that still takes part delays the others by no more than this share of a step.
+_MOST_WAIT = 0.9
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +123,7 @@ CHANGE = Figure[str]("name", "change", about="change of the training")
 
 
 class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
-    """The document of `advise --json`."""
+    """The document that `advise --json` prints."""
 
     schema: str = "multinode.advise/3"
     runs: tuple[str, ...] = ()  # ids of the stored runs that the predictions start from
@@ -103,7 +132,7 @@ class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
     today: PredictedScenario  # the current training, predicted
     measured_samples_per_s: float | None = None  # of the current training; None if not measured
     advice: tuple[Advice, ...]  # best first; changes that do not fit on the GPUs last
-    notes: tuple[str, ...] = ()  # assumptions, and changes without a prediction, one sentence each
+    notes: tuple[Finding, ...] = ()  # assumptions, and changes without a prediction
     back_test: BackTest | None = None  # of the model
     command: Invocation | None = None  # the command line of the training; None if nobody typed one
 
@@ -396,3 +425,28 @@ def _paired(first: TuningOption, second: TuningOption) -> TuningOption:
         parts=(first, second),
         effects=(*first.effects, *second.effects),
     )
+
+
+def advice_notes(today: TrainingState, now: PredictedScenario) -> Iterator[Finding]:
+    """What makes the current training slower, and no predicted change removes.
+
+    Args:
+        today: the current training.
+        now: it, predicted.
+    """
+    waiting_ms = today.scenario.accumulation * today.calibration.costs.data_ms
+    if waiting_ms > NOTICEABLE * now.step_time_ms:
+        yield _LOADER_WAIT.found(None, data_ms=waiting_ms, share=waiting_ms / now.step_time_ms)
+    calls_ms = script_ms(today)
+    # They remain in every step, even if other communication becomes rare.
+    if calls_ms > NOTICEABLE * (now.step_time_ms - now.parts.exposed_ms):
+        calls = per_step(today)
+        yield _SCRIPT_CALLS.found(None, calls=calls, count=format_figure(calls), calls_ms=calls_ms)
+    for straggler in today.stragglers:
+        yield _STRAGGLER.found(
+            straggler.node,
+            late_ms=straggler.late_ms,
+            share=straggler.share,
+            fix=straggler.hint or "",
+            faster=1 / (1 - min(straggler.share, _MOST_WAIT)),
+        )

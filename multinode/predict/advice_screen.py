@@ -12,7 +12,6 @@ from multinode.figures.frame import Frame
 from multinode.findings.finding import Finding
 from multinode.predict.advice import (
     CHANGE,
-    NOTICEABLE,
     Advice,
     Recommendations,
     is_one_node,
@@ -20,14 +19,10 @@ from multinode.predict.advice import (
     pays,
     shortlist,
 )
-from multinode.predict.forecast import PredictedScenario
-from multinode.predict.training_state import TrainingState
-from multinode.predict.tuning_options import per_step, script_ms
-from multinode.profile.summary_sheets import SMALLER
 from multinode.render.sheet import Block, CommandLine, Labels, Prose, Sheet
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import Unknown
-from multinode.units import UNKNOWN, format_count, format_figure, format_ms, format_rate
+from multinode.units import UNKNOWN, format_count, format_figure, format_rate
 
 _SOME_GIB = 0.005
 # Without details.
@@ -107,7 +102,7 @@ def _memory(row: Row) -> str:
     return "0" if abs(more_gib) < _SOME_GIB else f"{more_gib:+.2f}"
 
 
-NUMBER = Figure[int]("number", form="number", about="place of a change, the best first")
+NUMBER = Figure[int]("number", form="number", about="rank of a change; 1 is the best")
 GAIN = Figure[Estimate](
     "gain",
     "gain",
@@ -125,7 +120,7 @@ AGAINST_ONE_NODE = Figure[Estimate](
     cell=_against_one_node,
 )
 MORE_MEMORY = Figure[float](
-    "memory_gib", "memory", "GiB", form="figure", about="additional memory of a worker", cell=_memory
+    "memory_gib", "memory", "GiB", form="figure", about="additional memory per worker", cell=_memory
 )
 EFFECTS = Figure[tuple[Finding, ...]](
     "effects", "other effects", about="effects of a change other than speed", cell=lambda row: effects_words(row.item)
@@ -154,7 +149,8 @@ def show(recommendations: Recommendations, most: int | None = None) -> Iterator[
     yield Labels(tuple(_tries(recommendations, changes, why=True)), detail="full")
     if recommendations.back_test is not None:
         yield Labels((("Model", recommendations.back_test.outcome.message),))
-    for label, texts in (("Note", recommendations.notes), ("Source", recommendations.sources)):
+    notes = tuple("; ".join(filter(None, (note.message, note.hint))) for note in recommendations.notes)
+    for label, texts in (("Note", notes), ("Source", recommendations.sources)):
         yield Labels(tuple(("" if number else label, text) for number, text in enumerate(texts)), detail="full")
 
 
@@ -218,33 +214,3 @@ def _today(recommendations: Recommendations) -> str:
     rate = predicted if measured is None else f"{format_figure(measured)} measured"
     settings = f"{today.strategy} on {format_count(today.nodes, 'node')}{link}, accumulation {today.accumulation}"
     return f"{settings}; samples/s: {rate}"
-
-
-# A node that still takes part delays the others by no more than this share of a step.
-_MOST_WAIT = 0.9
-
-
-def advice_notes(today: TrainingState, now: PredictedScenario) -> tuple[str, ...]:
-    """What the figures do not cover, one sentence each."""
-    notes = list(today.calibration.notes)
-    waiting = today.scenario.accumulation * today.calibration.costs.data_ms
-    if waiting > NOTICEABLE * now.step_time_ms:
-        notes.append(
-            f"a step waits {format_ms(waiting)} ({waiting / now.step_time_ms:.0%}) for batches: "
-            "try more loader workers "
-            "(--set dataloader_num_workers=4); the gain cannot be predicted"
-        )
-    calls_ms = script_ms(today)
-    # They remain in every step, even if other communication becomes rare.
-    if calls_ms > NOTICEABLE * (now.step_time_ms - now.parts.exposed_ms):
-        notes.append(
-            f"{format_figure(per_step(today))} small collectives of the script take {format_ms(calls_ms)} of a step, "
-            f"one round trip each, even if nodes average less often; {SMALLER}"
-        )
-    notes += [
-        f"the others wait {format_ms(straggler.late_ms)} per step ({straggler.share:.0%}) for {straggler.node}: "
-        f"{straggler.hint or straggler.cause}; "
-        f"without this wait the training would be up to {1 / (1 - min(straggler.share, _MOST_WAIT)):.2f}x faster"
-        for straggler in today.stragglers
-    ]
-    return tuple(notes)

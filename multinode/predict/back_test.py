@@ -58,13 +58,13 @@ _QUANTILE = DOUBTS.doubt(
     "quantile",
     "step",
     about="the error of the model on stored runs",
-    message="the back-test's 90% quantile is an error of {miss}, over {runs} stored runs",
+    message="in the back-test with {runs} stored runs, the 90% quantile of the error is {miss}",
 )
 _FEW_RUNS = DOUBTS.doubt(
     "few-runs",
     "step",
     about="the largest error on few stored runs",
-    message="the largest error over {runs} was {miss}; a back-tested interval needs {least}",
+    message="the largest error in {runs} was {miss}; a back-tested interval needs {least} runs",
 )
 
 
@@ -103,13 +103,13 @@ class ResidualQuantile(msgspec.Struct, frozen=True, kw_only=True):
 BACK_TESTS = RuleGroup("Back-test of a forecast")
 _NOT_CHECKED = BACK_TESTS.rule(
     "not-checked",
-    about="no measured run that the model did not use",
-    message="not checked: no measured run for comparison",
+    about="there is no measured run that the model did not use",
+    message="not checked: there is no measured run to compare with",
 )
 _CHECKED = BACK_TESTS.rule(
     "checked",
-    about="the errors of step times, and where they were measured",
-    message="checked against {measured}{where}: step time off by {off}{short}{only}",
+    about="errors of predicted step times, and where the runs were measured",
+    message="checked against {measured}{where}: the predicted step time was off by {off}{short}{only}",
     figures=("runs", "median_error", "worst_error"),
 )
 
@@ -144,7 +144,7 @@ def back_test(tested: Sequence[Trial]) -> BackTest:
     covered = sum(trial.is_covered for trial in trials)
     off = f"{abs(worst.error):.1%}"
     if f"{median:.1%}" != off:
-        off = f"{median:.1%} (median), {off} at worst"
+        off = f"{median:.1%} in the median and {off} at worst"
     return BackTest(
         tested=trials,
         median_error=median,
@@ -159,8 +159,8 @@ def back_test(tested: Sequence[Trial]) -> BackTest:
             off=off,
             median_error=median,
             worst_error=abs(worst.error),
-            short=" (it was slower than its network allows)" if worst.shortfall is not None else "",
-            only="; for other links, see only the ranges" if len(_links(trials)) == 1 else "",
+            short=" (this run was slower than its network allows)" if worst.shortfall is not None else "",
+            only="; for other links, rely on the ranges only" if len(_links(trials)) == 1 else "",
         ),
     )
 

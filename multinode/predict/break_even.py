@@ -103,56 +103,56 @@ def _reason(code: str, *, about: str, message: str, figures: tuple[str, ...] = (
     return NEEDED.add(NeededRule(code=code, about=about, message=message, figures=figures))
 
 
-_FROM = _reason("from", about="a link of some rate", message="from this link rate up")
+_FROM = _reason("from", about="the required link rate", message="from this link rate up")
 _ANY = _reason("any", about="any link", message="at any bandwidth")
 _SAME_WORKERS = _reason(
     "same_workers",
-    about="no link rate: one node has as many workers as all nodes together",
-    message="never: one node has the same workers and no network between them",
+    about="no link rate: one node has as many workers as all nodes",
+    message="never: one node has as many workers, and no network between them",
 )
 _OVERHEAD = _reason(
     "overhead",
-    about="no link rate: something other than the link limits the network",
-    message="never, at any bandwidth: the overhead per message or the throughput of the nodes remains the limit",
+    about="no link rate: the network has another limit than the link",
+    message="never, at any bandwidth: the limit is the overhead per message or the throughput of the nodes",
 )
 _SLOW_NODES = _reason(
     "slow_nodes",
-    about="no link rate is high enough: the nodes themselves are too slow",
-    message="never, at any bandwidth: the nodes' own work and their waits for each other are too slow",
+    about="no link rate: the nodes themselves are too slow",
+    message="never, at any bandwidth: the nodes' own work and their waits for each other take too long",
 )
 _OVERLAP_OFF = _reason(
     "overlap_off",
-    about="no link hides communication, as overlap is off",
+    about="no link rate hides communication: overlap is off",
     message="never: overlap is off, so no communication is hidden",
 )
 _HID_NOTHING = _reason(
     "hid_nothing",
-    about="no link hides communication, as the measured run hid none",
+    about="no link rate hides communication: the measured run hid none",
     message="never: no communication is hidden, because the measured run hid none",
 )
 _SENT_AT_ONCE = _reason(
     "sent_at_once",
-    about="no link hides communication, as all of it is sent at the end of a step",
+    about="no link rate hides communication: all of it is sent at the end of a step",
     message="never: no communication is hidden, because all of it is sent after the last gradient is ready",
 )
 _UNCUT = _reason(
     "uncut",
-    about="it is unknown what can be hidden",
-    message="unknown: the hidden part depends on the unknown gradient buckets (--bucket-mib 25 is torch's default); "
-    "the prediction assumes that nothing is hidden, and the end of its range assumes that everything possible is",
+    about="it is unknown how much communication can be hidden",
+    message="unknown: it depends on the gradient buckets, which are unknown (torch's default: --bucket-mib 25). The "
+    "prediction assumes that no communication is hidden; the upper end of its range assumes the maximum",
 )
 _AS_NOW = _reason("as_now", about="the current accumulation", message="the current setting")
 _GLOBAL_BATCH = _reason(
     "global_batch",
-    about="another accumulation, and so another global batch",
+    about="another accumulation, which changes the global batch",
     message="the global batch {becomes} {times} times as large",
     figures=("ratio",),
 )
-_NO_ACCUMULATION = _reason("no_accumulation", about="no accumulation", message="no accumulation is enough")
+_NO_ACCUMULATION = _reason("no_accumulation", about="no accumulation is enough", message="no accumulation is enough")
 _MICRO_BATCHES = _reason(
     "micro_batches",
-    about="no accumulation, as the strategy communicates in every micro-batch",
-    message="{strategy} communicates in every micro-batch: accumulation cannot reduce the bytes per sample below "
+    about="no accumulation is enough: the strategy communicates in every micro-batch",
+    message="{strategy} communicates in every micro-batch, so accumulation cannot reduce the bytes per sample below "
     "{ratio:.0%}",
     figures=("ratio", "strategy"),
 )
@@ -180,22 +180,22 @@ ONE_MORE = RuleGroup("Whether one more node is worth it")
 _NO_FASTER = ONE_MORE.add(
     NodeGainRule(
         code="no_faster",
-        about="one more node makes the training no faster",
-        message="do not add it: {nodes} nodes are no faster than {now}",
+        about="one more node does not make the training faster",
+        message="do not add it: {nodes} nodes are not faster than {now}",
     )
 )
 _ADDS = ONE_MORE.add(
     NodeGainRule(
         code="adds",
         about="one more node makes the training faster",
-        message="it adds {share} of the speed of one such node alone",
+        message="it adds {share} of the speed of such a node alone",
     )
 )
 _MAY_ADD = ONE_MORE.add(
     NodeGainRule(
         code="may_add",
         about="one more node may make the training faster",
-        message="inconclusive: {share} of the speed of one such node alone",
+        message="inconclusive: it adds {share} of the speed of such a node alone",
     )
 )
 

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.levers.levers import NONE, Levers
 from multinode.predict.back_test import ResidualQuantile
 from multinode.predict.cost_model import (
@@ -71,13 +73,32 @@ _RHO_SIGMA, _COMM_SIGMA = 0.3, 0.05
 
 DOUBTS = DoubtRules("Uncertainty of a prediction: what was measured")
 _NO_SINGLE_NODE = DOUBTS.doubt(
-    "no-single-node", "compute", about="no run on one node", message="one node was not measured"
+    "no-single-node", "compute", about="no measured run on one node", message="no run on one node was measured"
 )
 _WAITED_FOR_CORE = DOUBTS.doubt(
     "waited-for-core",
     "cores",
     about="workers that waited for a core",
-    message="its workers waited {waited} of a step for a core that other threads and processes used",
+    message="workers of the measured run waited {waited} per step for a CPU core that other threads or processes used",
+)
+
+ASSUMPTIONS = RuleGroup("Assumptions of a prediction: the cost of a step")
+_WITHOUT_SINGLE = ASSUMPTIONS.rule(
+    "without-single-node",
+    about="no run on one node",
+    message="no run on one node was named: the cost of a step without the network is that of run {run_id} minus its "
+    "{exposed_ms} of exposed communication",
+    figures=("run_id", "exposed_ms"),
+)
+_WHOLE_IS_COMPUTE = ASSUMPTIONS.rule(
+    "whole-step-is-compute",
+    about="a step whose communication is unknown",
+    message="the whole step counts as compute, including communication between its own workers: {reason}",
+)
+_REST_IS_COMPUTE = ASSUMPTIONS.rule(
+    "rest-is-compute",
+    about="a step whose compute is unknown",
+    message="everything except communication, data and optimizer counts as compute",
 )
 
 
@@ -167,7 +188,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     scatter_of: str = "its step times vary"  # which of the two, in words
     tokens_per_sample: float | None = None  # padded; None if unknown
     matrices: tuple[tuple[int, int, int], ...] = ()  # rows, columns and count of trained matrices; empty if unknown
-    notes: tuple[str, ...] = ()  # assumptions, one sentence each
+    notes: tuple[Finding, ...] = ()  # assumptions
     doubts: tuple[UncertaintySource, ...] = ()  # of every prediction, in addition to the scenario's
     residual: Residual = Residual()  # of the run on several nodes, if there is one
     # factor on the own work in each draw, if it comes from a step of several nodes that nothing splits
@@ -238,10 +259,7 @@ def calibrate_without_single(
     network = msgspec.structs.replace(network, local_gb_per_s=_local_gb_per_s(several, work, network.backend))
     split = msgspec.structs.replace(several.split, mean=_first_nodes(several.split, alone) or mean)
     seen = _calibrated(msgspec.structs.replace(several, split=split), work, network, share)
-    note = (
-        f"no run on one node was named: the cost of a step without the network is that of run {several.name} "
-        f"minus its {format_ms(exposed_ms)} of exposed communication"
-    )
+    note = _WITHOUT_SINGLE.found(None, run_id=several.name, exposed_ms=exposed_ms)
     doubts = (
         _NO_SINGLE_NODE.found(None, relative=_UNSEEN_ALONE),
         *_doubt_of_cores(several.split, alone),
@@ -345,7 +363,7 @@ def _calibrated(run: CalibrationRun, work: Work, network: NetworkModel, share: f
     )
 
 
-def _costs(run: CalibrationRun, accumulation: int, samples: float) -> tuple[StepCosts, float, tuple[str, ...]]:
+def _costs(run: CalibrationRun, accumulation: int, samples: float) -> tuple[StepCosts, float, tuple[Finding, ...]]:
     """Costs, exposed local communication and assumptions for a step of this many samples.
 
     The step time comes from the rate, which predictions use: a few long steps make the median step shorter.
@@ -353,8 +371,7 @@ def _costs(run: CalibrationRun, accumulation: int, samples: float) -> tuple[Step
     mean, exposed_ms, rate = or_none(run.split.mean), run.split.exposed_ms, value_of(run.speed.samples_per_s)
     step_ms = samples / rate * _MS_PER_S if rate else 0.0
     if mean is None or isinstance(exposed_ms, Unknown):
-        reason = reason_of(exposed_ms)
-        note = f"the whole step counts as compute, including communication between its own workers: {reason}"
+        note = _WHOLE_IS_COMPUTE.found(None, reason=reason_of(exposed_ms))
         return StepCosts(compute_ms=step_ms / accumulation, most_fixed=MOST_FIXED), 0.0, (note,)
     scale = step_ms / mean.step_ms if step_ms and mean.step_ms else 1.0
     optimizer_ms, data_ms = or_zero(mean.optimizer_ms), or_zero(mean.data_ms)
@@ -370,12 +387,12 @@ def _costs(run: CalibrationRun, accumulation: int, samples: float) -> tuple[Step
     return costs, scale * exposed_ms, notes
 
 
-def _own_ms(mean: WorkerSplit, known_ms: float) -> tuple[float, float, tuple[str, ...]]:
+def _own_ms(mean: WorkerSplit, known_ms: float) -> tuple[float, float, tuple[Finding, ...]]:
     exposed_ms, wait_ms = or_zero(mean.exposed_ms), or_zero(mean.wait_ms)
     if not isinstance(mean.compute_ms, Unknown):
         return mean.compute_ms, or_zero(mean.host_ms), ()
     rest_ms = max(0.0, mean.step_ms - exposed_ms - wait_ms - known_ms)
-    return rest_ms, 0.0, ("everything except communication, data and optimizer counts as compute",)
+    return rest_ms, 0.0, (_REST_IS_COMPUTE.found(None),)
 
 
 def _with_overlap(seen: Calibration, several: CalibrationRun) -> Calibration:

@@ -54,7 +54,7 @@ _ALL_NODES = EARLY_VERDICTS.rule(
 _INCONCLUSIVE = EARLY_VERDICTS.rule(
     "inconclusive",
     about="the interval includes both outcomes",
-    message="inconclusive: 1 node is {range} the speed of {nodes}, with the same workers per node",
+    message="inconclusive: 1 node has {range} the speed of {nodes} nodes, with the same workers per node",
     figures=_SPEEDUP,
 )
 _UNKNOWN = EARLY_VERDICTS.rule(
@@ -65,8 +65,8 @@ _UNKNOWN = EARLY_VERDICTS.rule(
 )
 _LEFT = EARLY_VERDICTS.rule(
     "time-left",
-    about="the time for the remaining steps: as the run goes on, on one node, and with the best change",
-    message="Left: {ways}",
+    about="time for the remaining steps: without a change, on one node, and with the best change",
+    message="Time left: {ways}",
     figures=("left_s", "one_node_left_s"),
 )
 _BEST_CHANGE = EARLY_VERDICTS.rule(
@@ -78,7 +78,7 @@ _BEST_CHANGE = EARLY_VERDICTS.rule(
 _CORE_WAIT = EARLY_VERDICTS.rule(
     "core-wait",
     about="workers that waited for a CPU core",
-    message="The interval is wide: workers of {node} waited {waited} of a step for a core",
+    message="The interval is wide because workers on {node} waited {waited} per step for a CPU core",
     figures=("core_wait_ms",),
 )
 _MEMORY_UNKNOWN = EARLY_VERDICTS.rule(
@@ -89,7 +89,7 @@ _MEMORY_UNKNOWN = EARLY_VERDICTS.rule(
 _TOO_SMALL = EARLY_VERDICTS.rule(
     "memory-too-small",
     about="the training does not fit on one node",
-    message="It does not fit into one node's memory{needed}{there}",
+    message="The training does not fit into one node's memory{needed}{there}",
     figures=("needed_gib", "gpu_gib"),
 )
 
@@ -154,9 +154,9 @@ def _judge_limits(verdict: EarlyVerdict) -> Iterator[Finding]:
         needed, there = verdict.needed_gib, verdict.gpu_gib
         yield _TOO_SMALL.found(
             verdict.node,
-            needed="" if needed is None else f": {format_figure(needed)} GiB per worker",
+            needed="" if needed is None else f": it needs {format_figure(needed)} GiB per worker",
             needed_gib=needed,
-            there="" if needed is None or there is None else f", but its GPU has {format_figure(there)}",
+            there="" if needed is None or there is None else f", but a GPU there has {format_figure(there)} GiB",
             gpu_gib=there,
         )
 

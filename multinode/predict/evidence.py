@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from multinode.errors import JobError, UsageError
+from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.model.workload import read_work
 from multinode.predict.calibration import (
     Calibration,
@@ -394,8 +396,25 @@ def _hold(
     )
 
 
-_NO_SWEEP = "there is no stored nccl-test of these nodes: the nominal link rate is used, and the intervals are wide"
-_STREAM_ALONE = "there is no stored nccl-test of these nodes: the measured stream is used, and the intervals are wide"
+MISSING = RuleGroup("Assumptions of a prediction: the runs that it starts from")
+_RATE_ALONE = MISSING.rule(
+    "nominal-rate",
+    about="no nccl-test, and no measured stream",
+    message="there is no stored nccl-test of these nodes: the nominal link rate is used, and the intervals are wide",
+)
+_STREAM_ALONE = MISSING.rule(
+    "measured-stream",
+    about="no nccl-test, but a measured stream",
+    message="there is no stored nccl-test of these nodes: the measured stream is used, and the intervals are wide",
+    figures=("stream_gbit_per_s",),
+)
+_OTHER_WORKERS = MISSING.rule(
+    "other-workers",
+    about="one node measured with a different number of workers",
+    message="one node was measured with {workers} workers, at {speed} samples/s; speed-up, efficiency and break-even "
+    "are relative to one node with {one_node_workers}",
+    figures=("workers", "samples_per_s", "one_node_workers"),
+)
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -410,7 +429,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     # stored runs of the same training, each with a calibration that does not use it
     holdouts: tuple[HoldoutRun, ...] = ()
     sources: tuple[str, ...] = ()  # of all data, one sentence each
-    notes: tuple[str, ...] = ()  # assumptions, one sentence each
+    notes: tuple[Finding, ...] = ()  # assumptions
     gpu_gib: float | None = None  # memory of the smallest GPU of the named runs; None is unknown, or no GPUs
 
 
@@ -473,19 +492,19 @@ def _single_gain(chosen: RunSelection, named: Sequence[Record]) -> Estimate | No
     return ratio(of_repeats(one), of_repeats(several)) if min(len(one), len(several)) > 1 else None
 
 
-def _unswept(chosen: RunSelection, stream: float | None) -> tuple[str, ...]:
-    if chosen.sweep is not None:
-        return ()
-    return (_NO_SWEEP if stream is None else _STREAM_ALONE,)
+def _unswept(chosen: RunSelection, stream: float | None) -> Iterator[Finding]:
+    if chosen.sweep is None:
+        yield _RATE_ALONE.found(None) if stream is None else _STREAM_ALONE.found(None, stream_gbit_per_s=stream)
 
 
-def _other_workers(chosen: RunSelection) -> tuple[str, ...]:
+def _other_workers(chosen: RunSelection) -> Iterator[Finding]:
     single, many = chosen.single, chosen.newest.layout
     if single is None or many.nodes == 1 or single.layout.workers == many.on(1).workers:
-        return ()
-    note = (
-        f"one node was measured with {single.layout.workers} workers, at "
-        f"{format_figure(single.samples_per_s, digits=4)} samples/s"
+        return
+    yield _OTHER_WORKERS.found(
+        None,
+        workers=single.layout.workers,
+        speed=format_figure(single.samples_per_s, digits=4),
+        samples_per_s=single.samples_per_s,
+        one_node_workers=max(many.on(1).workers, single.layout.workers),
     )
-    workers = max(many.on(1).workers, single.layout.workers)
-    return (f"{note}; speed-up, efficiency and break-even are relative to one node with {workers}",)

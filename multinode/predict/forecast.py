@@ -12,6 +12,7 @@ import msgspec
 from multinode.errors import UsageError
 from multinode.figures.figure import Figure, Row
 from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.job.deepspeed import parse_deepspeed
 from multinode.levers.axes import LeverAxes
 from multinode.levers.lever import Workers
@@ -38,19 +39,22 @@ from multinode.units import MIB, UNKNOWN, format_count, format_figure, format_ra
 
 
 class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to predict: every combination of the axes. An empty axis: as measured.
+    """What to predict: every combination of these values. An empty tuple stands for the measured value.
 
     Attributes:
-        links: NIC rates in Gbit/s; if empty, common rates and the measured one.
+        links: NIC rates in Gbit/s. Default: common rates and the measured rate.
+        nodes: numbers of nodes.
+        workers_per_node: numbers of workers per node.
+        strategies: sharding strategies.
         per_device_batches: samples per micro-batch of a worker.
         accumulations: micro-batches per step.
         methods: `full` or `lora:RANK`.
-        bucket_mib: maximum size of a reduction.
-        overlaps: whether computation may hide communication.
-        levers: what changes the training itself.
-        target: efficiency of the break-even, between 0 and 1.
-        link_measured: link rate of the runs and the nccl-test, if their NICs did not report it.
-        stream: measured TCP rate in Gbit/s; None uses the nccl-test.
+        bucket_mib: maximum size of a gradient bucket, in MiB.
+        overlaps: whether gradient reduction overlaps with the backward pass.
+        levers: changes of the training itself, such as gradient compression.
+        target: efficiency for which to find the break-even link rate, between 0 and 1.
+        link_measured: link rate of the runs and of the nccl-test. Needed only if their NICs did not report it.
+        stream: measured TCP rate in Gbit/s. Default: the rate that the nccl-test measured.
     """
 
     links: tuple[float, ...] = ()
@@ -116,35 +120,38 @@ def _lever(name: str, without: str = UNKNOWN) -> Callable[[Row], str]:
     return lambda row: row.item.levers.words.get(name, without)
 
 
-SCENARIO_NODES = Figure[int]("nodes", "nodes", form="number", about="nodes of the scenario")
+SCENARIO_NODES = Figure[int]("nodes", "nodes", form="number", about="number of nodes in the scenario")
 SCENARIO_LINK = Figure[float](
-    "link_gbit_per_s", "link", form="number", about="rate of a node's NIC, or how the network is used", cell=_link
+    "link_gbit_per_s", "link", form="number", about="line rate of a node's NIC, or the use of the network", cell=_link
 )
 SCENARIO_WORKERS = Figure[int](
     "workers_per_node",
     "workers",
     "per node",
     form="number",
-    about="workers on a node; if the nodes are unequal, those of each",
+    about="workers per node; if nodes differ, the number on each node",
     cell=lambda row: " + ".join(map(str, row.item.unequal or (row.item.workers_per_node,))),
 )
 SCENARIO_ACCUMULATION = msgspec.structs.replace(ACCUMULATION, title="accum.")
 GRADIENTS = Figure[str]("gradients", "gradients", about="gradient dtype on the wire", cell=_lever("compression"))
 AVERAGED = Figure[str](
-    "averaged", "averaged", about="how often nodes average", cell=_lever("averaging", without="every step")
+    "averaged",
+    "averaged",
+    about=("how often nodes average their parameters"),
+    cell=_lever("averaging", without="every step"),
 )
-BUCKET = Figure[float]("bucket_mib", "bucket", "MiB", form="number", about="maximum size of a reduction")
+BUCKET = Figure[float]("bucket_mib", "bucket", "MiB", form="number", about="maximum size of a gradient bucket")
 OVERLAPPED = Figure[bool](
     "overlap",
     "overlap",
     form="number",
-    about="whether computation may hide communication",
+    about="whether communication may overlap with compute",
     cell=lambda row: "on" if row.item.overlap else "off",
 )
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="forecast"):
-    """The document of `predict --json`.
+    """The document that `predict --json` prints.
 
     Attributes:
         sources: the inputs, one sentence each: which run, which nccl-test, which figures.
@@ -160,7 +167,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="f
         command: the command line of the training; None if nobody typed one.
         back_test: the model tested with all suitable stored runs.
         measure: what to measure before relying on a figure, why and how; empty if nothing.
-        notes: assumptions, one sentence each.
+        notes: assumptions, and scenarios that do not fit on the GPUs.
     """
 
     schema: str = "multinode.predict/3"
@@ -175,7 +182,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="f
     command: Invocation | None = None
     back_test: BackTest = BackTest()
     measure: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
 
 def predict_scenario(
@@ -242,6 +249,21 @@ _MOST_ACCUMULATION = 1 << 16
 _GBIT_PER_S, _BATCH, _MIBS = (1e-4, 1e5), (1e-3, 1e6), (1e-3, 1e6)
 _ALIKE = 1e-6
 _replace = msgspec.structs.replace
+
+LIMITS = RuleGroup("Assumptions of a prediction: the requested scenarios")
+_TOO_LARGE = LIMITS.rule(
+    "does-not-fit",
+    about="settings that need more memory than the smallest GPU has",
+    message="{settings} does not fit: a worker needs about {needed} GiB ({range}), and the smallest GPU has {gpu}",
+    figures=("settings", "needed_gib", "gpu_gib"),
+)
+_MORE_WORKERS = LIMITS.rule(
+    "more-workers",
+    about="more workers on a node than any run had",
+    message="no run had more than {most} on a node: the exchange and contention between more of them is unmeasured and "
+    "widens the intervals",
+    figures=("workers_per_node",),
+)
 
 
 class _Point(NamedTuple):
@@ -534,7 +556,7 @@ def _refuse_contradiction(point: _Point) -> None:
     point.levers.check(Workers())
 
 
-def _too_large(variants: _Variants, points: Iterable[_Point]) -> Iterator[str]:
+def _too_large(variants: _Variants, points: Iterable[_Point]) -> Iterator[Finding]:
     """Settings that were asked for, which need more memory than the smallest GPU has."""
     total_gib, told = variants.evidence.gpu_gib, set[str]()
     for point in points if total_gib is not None else ():
@@ -547,22 +569,23 @@ def _too_large(variants: _Variants, points: Iterable[_Point]) -> Iterator[str]:
         named = f"{scenario.strategy}, {method}, batch {scenario.per_device_batch:g} on {workers}"
         if named not in told:
             told.add(named)
-            yield (
-                f"{named} does not fit: a worker needs about {format_figure(peak.needed.value)} GiB "
-                f"({peak.needed.text('range')}), and the smallest GPU has {format_figure(total_gib)}"
+            yield _TOO_LARGE.found(
+                None,
+                settings=named,
+                needed=format_figure(peak.needed.value),
+                range=peak.needed.text("range"),
+                gpu=format_figure(total_gib),
+                needed_gib=peak.needed.value,
+                gpu_gib=total_gib,
             )
 
 
-def _more_workers(calibration: Calibration, outlooks: Iterable[PredictedScenario]) -> Iterator[str]:
+def _more_workers(calibration: Calibration, outlooks: Iterable[PredictedScenario]) -> Iterator[Finding]:
     """The contention of more workers per node than any run had is unmeasured."""
     more = [outlook for outlook in outlooks if outlook.workers_per_node > calibration.known_workers(outlook.nodes)]
     if more:
         most = min(calibration.known_workers(row.nodes) for row in more)
-        workers = format_count(most, "worker")
-        yield (
-            f"no run had more than {workers} on a node: the exchange and contention between more of them is unmeasured "
-            "and widens the intervals"
-        )
+        yield _MORE_WORKERS.found(None, most=format_count(most, "worker"), workers_per_node=most)
 
 
 def _asked(evidence: Evidence, request: ForecastRequest) -> Scenario:

@@ -202,38 +202,38 @@ DOUBTS = DoubtRules("Uncertainty of a prediction: the network")
 _ONLY_A_STREAM = DOUBTS.doubt(
     "only-a-stream",
     "network",
-    about="a network of which only a TCP stream was measured",
+    about="a network in which only a TCP stream was measured",
     message="no collective was measured, only a TCP stream of {stream} GB/s",
 )
 _ONLY_A_RATE = DOUBTS.doubt(
     "only-a-rate",
     "network",
-    about="a network of which only the link rate is known",
-    message="no collective was measured; only the link rate is known, of which {carried}",
+    about="a network whose link rate alone is known",
+    message="no collective was measured, and only the link rate is known; {carried}",
 )
 _HELD_OUT_SIZES = DOUBTS.doubt(
     "held-out-sizes",
     "network",
-    about="the error of the size scan",
-    message="the error on held-out sizes of the size scan",
+    about="the error of the size scan on sizes left out of the fit",
+    message="the error of the size scan on sizes left out of the fit",
 )
 _OTHER_LINK = DOUBTS.doubt(
     "other-link",
     "network",
-    about="a different link from the measured one",
-    message="the link is {times} times {way} than measured",
+    about="a link other than the measured one",
+    message="the link is {times} times {way} than the measured one",
 )
 _OTHER_WORKERS = DOUBTS.doubt(
     "other-workers",
     "network",
-    about="a different number of nodes or workers from the measured one",
-    message="{measured} measured, {requested} requested",
+    about="a number of nodes or workers that was not measured",
+    message="measured with {measured}, but predicted for {requested}",
 )
 _OTHER_COLLECTIVES = DOUBTS.doubt(
     "other-collectives",
     "network",
     about="collectives that were not measured",
-    message="not measured, derived from other collectives: {collectives}",
+    message="these collectives were not measured, so their times are derived from others: {collectives}",
 )
 
 
@@ -319,9 +319,12 @@ def _stated(network: NetworkModel, link: Link) -> UncertaintySource:
         return _ONLY_A_STREAM.found(None, relative=_STATED_RATE, stream=stream)
     least = f"{_LEAST_CARRIED:.0%}"
     if link.rdma:
-        carried = f"GPUs far from their NIC, PCIe access control and oversubscribed fabrics may leave only {least}"
+        carried = (
+            "with GPUs far from their NIC, PCIe access control or an oversubscribed fabric, collectives may reach "
+            f"only {least} of it"
+        )
     else:
-        carried = f"overlay networks, VPNs, Wi-Fi and shared uplinks may carry only {least}"
+        carried = f"overlay networks, VPNs, Wi-Fi and shared uplinks may carry only {least} of it"
         if network.may_cap_flows(link):
             carried += f", and clouds may cap a flow at {_FLOW_CAPS_GBIT[0]:g} Gbit/s"
     return _ONLY_A_RATE.found(None, relative=_STATED_RATE, carried=carried)

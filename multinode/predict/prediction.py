@@ -13,6 +13,8 @@ from typing import Literal
 import msgspec
 
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.predict.calibration import Calibration, CalibrationRun, Residual, largest
 from multinode.predict.cost_model import (
     Overlap,
@@ -283,32 +285,32 @@ DOUBTS = DoubtRules("Uncertainty of a prediction: the scenario and the model")
 _OTHER_BATCH = DOUBTS.doubt(
     "other-batch",
     "compute",
-    about="a different batch or accumulation from the measured one",
+    about="a batch or accumulation that was not measured",
     message="{name} is {times} times that of the measured run",
 )
 _FIXED_PART = DOUBTS.doubt(
     "fixed-part",
     "fixed",
-    about="work that a step does once, whatever its batch",
-    message="up to {most:.0%} of the step time may occur once per step, regardless of the number of samples",
+    about="work that occurs once per step, with any batch",
+    message="up to {most:.0%} of the step time may not depend on the number of samples",
 )
 _MORE_WORKERS = DOUBTS.doubt(
     "more-workers",
     "compute",
-    about="more workers per node than were measured",
-    message="{measured} per node measured, {requested} requested: their contention is unknown",
+    about="more workers per node than measured",
+    message="measured with {measured} per node, but predicted for {requested}: their contention is unknown",
 )
 _OTHER_ENGINE = DOUBTS.doubt(
     "other-strategy",
     "compute",
-    about="a different strategy from the measured one",
-    message="the engine's own work was measured with {strategy}",
+    about="a strategy that was not measured",
+    message="the overhead of the engine was measured with {strategy} only",
 )
 _INSIDE = DOUBTS.doubt(
     "inside-a-node",
     "network",
-    about="an unmeasured exchange between workers on the same node",
-    message="the exchange between workers of one node was not measured: assumed at {low} to {high} GB/s",
+    about="communication between workers of one node that was not measured",
+    message="communication between workers of one node was not measured; {low} to {high} GB/s is assumed",
 )
 _SHARDED_STATES = DOUBTS.doubt(
     "sharded-states",
@@ -320,46 +322,49 @@ _HIDDEN_PART = DOUBTS.doubt(
     "hidden-part",
     "overlap",
     about="an overlap that was not measured",
-    message="the overlap with compute was not measured: it may be anything from {start} to everything possible",
+    message=(
+        "the overlap with compute was not measured; the range covers everything from {start} to the largest possible "
+        "overlap"
+    ),
 )
 _ROUNDS = DOUBTS.doubt(
     "rounds",
     "compute",
-    about="waits once per round, with less frequent synchronization",
-    message="how long the nodes wait for each other in each round was not measured",
+    about="waits once per round, if nodes synchronize less often",
+    message="the waits of the nodes for each other in each round were not measured",
 )
 _LEVER_COMPUTE = DOUBTS.doubt(
     "lever-compute",
     "compute",
-    about="the compute of PowerSGD or of an average",
-    message="the compute of {lever} is estimated from the optimizer's time",
+    about="compute of PowerSGD or of averaging",
+    message="the time of {lever} is estimated from the time of the optimizer",
 )
 _MODEL_OFF = DOUBTS.doubt(
     "model-off",
     "step",
-    about="the error of the model at the measured point",
-    message="on several nodes, the model alone was off by a factor of {factor}",
+    about="the error of the model for the measured run",
+    message="without the measured run, the prediction for several nodes was off by a factor of {factor}",
 )
 _OWN_WORK = DOUBTS.doubt(
     "own-work",
     "compute",
-    about="work that took longer or shorter on several nodes than on one",
-    message="the workers' own work took {times} times as long as on one node, possibly by chance",
+    about="own work of the workers that took longer or shorter on several nodes than on one",
+    message="the workers' own work took {times} times as long as on one node; this may be chance",
 )
 _BETWEEN_RUNS = DOUBTS.doubt(
-    "between-runs", "step", about="the variation between runs", message="it includes the variation between runs"
+    "between-runs", "step", about="the variation between runs", message="the range includes the variation between runs"
 )
 _SCATTER = DOUBTS.doubt(
     "scatter", "step", about="the variation of the measured runs", message="{differing} by {scatter:.0%}"
 )
 _SIZE_SCAN = DOUBTS.doubt(
-    "size-scan", "step", about="the error of the size scan", message="it includes the error of the size scan"
+    "size-scan", "step", about="the error of the size scan", message="the range includes the error of the size scan"
 )
 _WHOLE_STEP = DOUBTS.doubt(
     "whole-step",
     "network",
     about="a step on several nodes whose communication is unknown",
-    message="the step was measured on {nodes} nodes, but its communication cannot be separated",
+    message="the step was measured on {nodes} nodes, but its communication was not measured separately",
 )
 
 
@@ -396,7 +401,7 @@ def _doubts(calibration: Calibration, scenario: Scenario, calls: tuple[Call, ...
     if hides and _overlaps(calibration, scenario) and _measured_rho(calibration, scenario) is None:
         least = _least_rho(calibration, scenario)
         # The draws of rho cover it.
-        doubts.append(_HIDDEN_PART.found(None, start=f"the {least:.0%} that it used" if least else "nothing"))
+        doubts.append(_HIDDEN_PART.found(None, start=f"an overlap of {least:.0%}" if least else "no overlap"))
     return tuple(doubts)
 
 
@@ -475,6 +480,34 @@ _MOST_COMM = 1.25
 _NOTICEABLE = 0.05
 # Rounding must not decide.
 _ROUNDING = 1e-9
+
+RESIDUALS = RuleGroup("Assumptions of a prediction: the measured step of several nodes")
+_RESIDUAL = RESIDUALS.rule(
+    "residual",
+    about="a measured step that is longer or shorter than the model alone predicts",
+    message="a step of run {run_id} took {step_ms}, but the model alone predicts {predicted_ms}: {causes}; predictions "
+    "for several nodes include this",
+    figures=("run_id", "step_ms", "predicted_ms", "unexplained_ms", "calls_factor", "own_work_factor"),
+)
+_UNEXPLAINED = RESIDUALS.rule(
+    "unexplained-communication",
+    about="exposed communication that is longer than by the network data",
+    message="{unexplained_ms} of it is exposed communication that the network data do not explain",
+    figures=("unexplained_ms",),
+)
+_CALLS_OFF = RESIDUALS.rule(
+    "time-of-calls",
+    about="calls that took longer or shorter than by the network data",
+    message="its calls took {calls_factor:.2f} times as long as the network data predict",
+    figures=("calls_factor",),
+)
+_OWN_WORK_OFF = RESIDUALS.rule(
+    "time-of-own-work",
+    about="workers' own work that took longer or shorter than on one node",
+    message="its workers' own work and their waits for each other took {own_work_factor:.2f} times as long as on one "
+    "node",
+    figures=("own_work_factor",),
+)
 
 
 def carry_residual(calibration: Calibration, several: CalibrationRun, scenario: Scenario) -> Calibration:
@@ -583,21 +616,23 @@ def _missed(measured_ms: float, predicted_ms: float) -> float:
     return max(measured_ms / predicted_ms, predicted_ms / measured_ms) - 1
 
 
-def _notes(run_id: str, step_ms: float, alone: StepParts, residual: Residual) -> Iterator[str]:
+def _notes(run_id: str, step_ms: float, alone: StepParts, residual: Residual) -> Iterator[Finding]:
     if residual.size > _NOTICEABLE:
-        causes = "; ".join(_causes(step_ms, residual))
-        yield (
-            f"a step of run {run_id} took {format_ms(step_ms)}, but the model alone predicts "
-            f"{format_ms(alone.step_ms)}: {causes}; predictions for several nodes include this"
+        causes = tuple(_causes(step_ms, residual))
+        yield _RESIDUAL.found(
+            None,
+            run_id=run_id,
+            step_ms=step_ms,
+            predicted_ms=alone.step_ms,
+            causes="; ".join(cause.message for cause in causes),
+            **{name: value for cause in causes for name, value in cause.figures.items()},
         )
 
 
-def _causes(step_ms: float, residual: Residual) -> Iterator[str]:
+def _causes(step_ms: float, residual: Residual) -> Iterator[Finding]:
     if residual.extra_ms > _NOTICEABLE * step_ms:
-        yield f"{format_ms(residual.extra_ms)} of it is exposed communication that the network data do not explain"
+        yield _UNEXPLAINED.found(None, unexplained_ms=residual.extra_ms)
     if abs(residual.comm - 1) > _NOTICEABLE:
-        yield f"its calls took {residual.comm:.2f} times as long as the network data predict"
+        yield _CALLS_OFF.found(None, calls_factor=residual.comm)
     if abs(residual.own - 1) > _NOTICEABLE:
-        yield (
-            f"its workers' own work and their waits for each other took {residual.own:.2f} times as long as on one node"
-        )
+        yield _OWN_WORK_OFF.found(None, own_work_factor=residual.own)

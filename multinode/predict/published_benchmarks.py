@@ -11,6 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from multinode.errors import UsageError
+from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.model.flops import flops_per_token
 from multinode.model.model_size import ModelShape, lora_parameters, parse_model
 from multinode.model.workload import JobSettings
@@ -48,8 +50,28 @@ DOUBTS = DoubtRules("Uncertainty of a prediction: published figures")
 _FEW_DIGITS = DOUBTS.doubt(
     "few-digits",
     "compute",
-    about="a published figure that was rounded",
-    message="the figure of {where} has so few digits that it may be {relative:.0%} off",
+    about="a rounded published figure",
+    message="the published figure of {where} is rounded and may be {relative:.0%} off",
+)
+
+MISSING = RuleGroup("Assumptions of a prediction: published figures")
+_START_UP = MISSING.rule(
+    "start-up",
+    about="a mean over all steps, including start-up",
+    message="start-up is part of a mean over {steps} steps: a figure without the first steps, or a second one with a "
+    "different accumulation, narrows the intervals",
+    figures=("steps",),
+)
+_RATE_ALONE = MISSING.rule(
+    "link-rate-alone",
+    about="a network of which only the link rate is known",
+    message="no collective was measured: only the link rate of the network is known",
+)
+_STREAM_ALONE = MISSING.rule(
+    "stream-alone",
+    about="a network of which only the rate of a stream is known",
+    message="no collective was measured: only the rate of one stream, {rate}, is known",
+    figures=("stream_gbit_per_s",),
 )
 
 
@@ -307,7 +329,7 @@ def evidence_of_benchmarks(benchmarks: PublishedBenchmarks, stream: float | None
         notes=(
             *calibration.notes,
             *_start_up_notes(base),
-            f"no collective was measured: {_known(stated)}",
+            _known(stated),
         ),
     )
 
@@ -378,11 +400,8 @@ def _fixed_ms(points: Sequence[_PublishedPoint]) -> float | None:
     return max(0.0, fixed_ms)
 
 
-def _start_up_notes(base: Speed) -> tuple[str, ...]:
-    if base.steps is None:
-        return ()
-    narrower = "a figure without the first steps, or a second one with a different accumulation, narrows the intervals"
-    return (f"start-up is part of a mean over {base.steps} steps: {narrower}",)
+def _start_up_notes(base: Speed) -> tuple[Finding, ...]:
+    return () if base.steps is None else (_START_UP.found(None, steps=base.steps),)
 
 
 def _subject(benchmarks: PublishedBenchmarks, strategy: Strategy) -> Subject:
@@ -484,11 +503,12 @@ def _link(network: Network) -> Link:
     return link
 
 
-def _known(network: Network) -> str:
+def _known(network: Network) -> Finding:
     stream = _stream(network)
     if stream is None:
-        return "only the link rate of the network is known"
-    return f"only the rate of one stream, {format_rate(stream * _BITS_PER_BYTE)}, is known"
+        return _RATE_ALONE.found(None)
+    gbit_per_s = stream * _BITS_PER_BYTE
+    return _STREAM_ALONE.found(None, rate=format_rate(gbit_per_s), stream_gbit_per_s=gbit_per_s)
 
 
 def _stream(network: Network) -> float | None:

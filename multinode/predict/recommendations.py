@@ -15,8 +15,7 @@ from multinode.errors import UsageError
 from multinode.job.deepspeed import DeepSpeedConfig, parse_deepspeed
 from multinode.job.job import TrainingJob, named_paths
 from multinode.model.workload import JobSettings
-from multinode.predict.advice import Recommendations, rank_options
-from multinode.predict.advice_screen import advice_notes
+from multinode.predict.advice import Recommendations, advice_notes, rank_options
 from multinode.predict.evidence import Evidence
 from multinode.predict.forecast import back_tested, trusted
 from multinode.predict.request import command_of, evidence_of, read_record, runs_of
@@ -45,7 +44,6 @@ def advise_runs(
     today = training_state(trusted(evidence, tested), directories, link_gbit_per_s=link_gbit_per_s)
     now = today.outlook()
     advice = tuple(ranked.advice for ranked in rank_options(today))
-    notes = [*evidence.notes, *advice_notes(today, now)]
     return Recommendations(
         runs=names,
         sources=evidence.sources,
@@ -53,7 +51,7 @@ def advise_runs(
         today=now,
         measured_samples_per_s=today.measured_samples_per_s,
         advice=advice,
-        notes=tuple(dict.fromkeys(notes)),
+        notes=(*evidence.notes, *advice_notes(today, now)),
         back_test=tested,
         command=command_of(root, names, evidence.subject.job),
     )

@@ -288,7 +288,7 @@ def forecast_notes(forecast: Forecast) -> Iterator[str]:
     yield f"back-test: {forecast.back_test.outcome.message}"
     yield _intervals(forecast)
     yield from (f"from: {source}" for source in forecast.sources)
-    yield from (f"note: {note}" for note in forecast.notes)
+    yield from (f"note: {note.message}" for note in forecast.notes)
     widest = max((row for row in forecast.scenarios if row.nodes > 1), key=_width, default=None)
     if widest is not None:
         whys = "; ".join(doubt.message for doubt in widest.doubts)

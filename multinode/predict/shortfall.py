@@ -26,8 +26,8 @@ _HALVINGS = 60
 SHORTFALLS = RuleGroup("Speed that the network does not explain")
 _SLOWER = SHORTFALLS.rule(
     "slower-than-network",
-    about="several nodes that were slower than their network allows",
-    message="{times} slower than {link} {allows}: the speed matches about {rate}{as_with}",
+    about="several nodes that are slower than their network allows",
+    message="{times} slower than {link} {allows}; the measured speed corresponds to a link of about {rate}{as_with}",
     hint="{fix!s}",
     figures=("slower", "link_gbit_per_s", "as_from_gbit_per_s", "case"),
 )

@@ -82,22 +82,22 @@ _OVERFLOW = EFFECTS.rule("overflow", about="gradients in fp16", message="values 
 _LOW_RANK = EFFECTS.rule(
     "low-rank-gradients",
     about="PowerSGD",
-    message="gradients are approximated, and the loss may be worse. Published: test accuracy on par with SGD for "
-    "convolutional networks and LSTMs (Vogels et al. 2019, arXiv:1905.13727)",
+    message="gradients are approximated, so the loss may be worse. Published result: test accuracy on par with SGD "
+    "for convolutional networks and LSTMs (Vogels et al. 2019, arXiv:1905.13727)",
 )
-_APART = "a different algorithm; the loss may be worse, as nodes train independently between averaging steps{measured}"
+_APART = "a different algorithm: nodes train independently between averaging steps, so the loss may be worse{measured}"
 _LOCAL_SGD = EFFECTS.rule(
     "local-sgd",
-    about="nodes that average",
-    message=f"{_APART}. Published: converges like mini-batch SGD for convex losses (Stich 2019, arXiv:1805.09767); "
-    "costs accuracy in neural networks (Lin et al. 2020, arXiv:1808.07217)",
+    about="nodes that average their parameters",
+    message=f"{_APART}. Published results: it converges like mini-batch SGD for convex losses (Stich 2019, "
+    "arXiv:1805.09767), but reduces the accuracy of neural networks (Lin et al. 2020, arXiv:1808.07217)",
     figures=("step_efficiency",),
 )
 _DILOCO = EFFECTS.rule(
     "diloco",
-    about="nodes that average with an outer optimizer",
-    message=f"{_APART}. Published: on par with synchronous training on C4, 8 workers (Douillard et al. 2023, "
-    "arXiv:2311.08105)",
+    about="an outer optimizer between nodes",
+    message=f"{_APART}. Published result: on par with synchronous training on C4 with 8 workers (Douillard et al. "
+    "2023, arXiv:2311.08105)",
     figures=("step_efficiency",),
 )
 _BATCH = EFFECTS.rule(
@@ -109,48 +109,55 @@ _BATCH = EFFECTS.rule(
 _LARGER_BATCH = EFFECTS.rule(
     "larger-batch",
     about="a larger global batch",
-    message="global batch {now} instead of {before}: fewer optimizer steps per epoch; you may have to adjust the "
-    "learning rate",
+    message="global batch {now} instead of {before}, so an epoch has fewer optimizer steps; you may have to adjust "
+    "the learning rate",
     figures=("samples_before", "samples"),
 )
 _EQUAL_WEIGHT = EFFECTS.rule(
     "equal-weight",
-    about="losses that are not averaged over tokens",
-    message="without average_tokens_across_devices each worker's mean loss has the same weight, regardless of its "
-    "number of tokens",
+    about="a loss that is not averaged over tokens",
+    message="without average_tokens_across_devices, every worker's mean loss has the same weight, even if workers "
+    "have different numbers of tokens",
 )
 _ADAPTER = EFFECTS.rule(
     "adapter",
-    about="LoRA instead of the whole model",
-    message="only an adapter of {millions} M parameters is trained instead of the whole model",
+    about="LoRA instead of full fine-tuning",
+    message="trains an adapter of {millions} M parameters instead of the whole model",
     figures=("trainable",),
 )
-_UNCHANGED = EFFECTS.rule("unchanged", about="an unchanged training job", message="the training is unchanged")
+_UNCHANGED = EFFECTS.rule(
+    "unchanged", about=("a training that the change does not affect"), message="the training is unchanged"
+)
 _EQUIPMENT = EFFECTS.rule(
     "equipment",
     about="a faster link",
-    message="this requires other NICs, a switch and cables, so multinode cannot try it",
+    message="requires faster NICs, cables and a switch, so multinode cannot try it",
 )
 _FREED = EFFECTS.rule("free-nodes", about="fewer nodes", message="the other nodes become available for other work")
 
 REMARKS = RuleGroup("Advice: what the figures of a change do not say")
 _REPEATED = REMARKS.rule(
     "repeated-calls",
-    about="accumulation where every micro-batch communicates",
-    message="with {strategy}, unlike with DDP, accumulation does not reduce the traffic per sample: {engine} {does} "
-    "in every micro-batch ({before} MB per sample before, {after} MB after){saving}",
+    about="accumulation with a strategy that communicates in every micro-batch",
+    message="with {strategy}, unlike DDP, accumulation does not reduce the traffic per sample: {engine} {does} in "
+    "every micro-batch (traffic per sample: {before} MB without the change, {after} MB with it){saving}",
     figures=("sample_mb_before", "sample_mb"),
 )
 _ONE_BUCKET = REMARKS.rule(
     "one-bucket",
     about="overlap of DeepSpeed's buckets",
-    message="one bucket for all gradients cannot overlap with compute: a smaller reduce_bucket_size helps",
+    message=(
+        "if all gradients are in one bucket, its reduction cannot overlap with compute; a smaller reduce_bucket_size "
+        "helps"
+    ),
 )
-_FEWER_MESSAGES = REMARKS.rule("fewer-messages", about="larger buckets", message="fewer messages, which start later")
+_FEWER_MESSAGES = REMARKS.rule(
+    "fewer-messages", about="larger buckets", message=("fewer messages, but each starts later")
+)
 _SMALL_CALLS = REMARKS.rule(
     "small-collectives",
-    about="small collectives of a script",
-    message="{after} small collectives per step instead of {before}, each of which takes a round trip",
+    about="small collectives that a script calls",
+    message="{after} small collectives per step instead of {before}; each takes a round trip",
     figures=("calls_before", "calls"),
 )
 _ACTIVATIONS = REMARKS.rule(
@@ -158,13 +165,13 @@ _ACTIVATIONS = REMARKS.rule(
 )
 _UNKNOWN_MEMORY = REMARKS.rule(
     "memory-unknown",
-    about="another strategy for a model of unknown size",
-    message="it is unknown whether this fits into a worker's memory, because the model's size is unknown",
+    about="another strategy, for a model of unknown size",
+    message="it may not fit into a worker's memory: the model's size is unknown",
 )
 _STATES = REMARKS.rule(
     "model-states",
-    about="memory of another strategy",
-    message=f"the model's states take {{after}} GiB per worker instead of {{before}} ({COUNTED})",
+    about="memory that another strategy needs",
+    message=f"model states take {{after}} GiB per worker instead of {{before}} ({COUNTED})",
     figures=("states_gib_before", "states_gib"),
 )
 _FITS = REMARKS.rule(
@@ -181,12 +188,12 @@ _FITS_NOT = REMARKS.rule(
 )
 _BREAK_EVEN = REMARKS.rule(
     "break-even",
-    about="a faster link: the rate above which several nodes beat one",
+    about="the link rate above which several nodes are faster than one",
     message="break-even of {nodes} nodes with {each} against 1 node: {link}{exceeds}",
     figures=("break_even_gbit_per_s",),
 )
 _FULL_NODES = REMARKS.rule(
-    "full-nodes", about="more workers on each node", message="assumes a device or cores for every worker"
+    "full-nodes", about="more workers on each node", message="assumes a GPU or enough cores for every added worker"
 )
 
 
@@ -329,7 +336,9 @@ def _repeated(option: TuningOption) -> Iterator[Finding]:
         sample_mb_before=before,
         after=format_figure(after),
         sample_mb=after,
-        saving=", saving only the gathering of the updated parameters once per step" if is_zero2 else "",
+        saving=(". It saves only part of the gathering of updated parameters, which happens once per step")
+        if is_zero2
+        else "",
     )
 
 

@@ -43,8 +43,8 @@ DOUBTS = DoubtRules("Uncertainty of a prediction: another method")
 _FROM_FLOPS = DOUBTS.doubt(
     "from-flops",
     "compute",
-    about="compute of a method that was not measured",
-    message="compute is assumed to take {times} times as long as measured, according to its FLOPs",
+    about="compute with a method that was not measured",
+    message="compute is assumed to take {times} times as long as measured, in proportion to the FLOPs",
 )
 
 

@@ -48,7 +48,7 @@ def _rule(code: str, *, about: str, message: str, kind: str = "", figures: tuple
     return BOTTLENECKS.add(BottleneckRule(code=code, kind=kind or code, about=about, message=message, figures=figures))
 
 
-UNKNOWN_BOTTLENECK = _rule("unknown", about="it cannot be known", message="bottleneck unknown: {reason}")
+UNKNOWN_BOTTLENECK = _rule("unknown", about="the bottleneck is unknown", message="bottleneck unknown: {reason}")
 _PARTS = {
     "network": _rule(
         "network",
@@ -65,7 +65,7 @@ _PARTS = {
     "data": _rule("data", about="the data loader", message="waiting for batches takes {takes}", figures=_PART_FIGURES),
     "host": _rule(
         "host",
-        about="the host outside the parts of a step",
+        about="host time outside the measured parts of a step",
         message="time outside compute, communication, data and optimizer takes {takes}",
         figures=_PART_FIGURES,
     ),
@@ -76,34 +76,36 @@ _STRAGGLER = _rule(
 _ALTERNATING = _rule(
     "alternating-stragglers",
     kind="straggler",
-    about="nodes that take turns being late",
-    message="waiting for slower workers takes {takes}; they alternate, so no single node is the cause",
+    about="nodes that are late in turn",
+    message=(
+        "waiting for slower workers takes {takes}; different nodes are slow in turn, so no single node is the cause"
+    ),
     figures=_PART_FIGURES,
 )
 _NO_STRAGGLER = _rule(
     "no-straggler",
     kind="straggler",
-    about="waiting for nodes, none of which is late often enough to be named",
+    about="waits for other workers, without a single node that is often late",
     message="waiting for other workers takes {takes}; no single node stands out",
     figures=_PART_FIGURES,
 )
 _LAUNCH = _rule(
     "launch",
     about="the host launches kernels more slowly than the GPU runs them",
-    message="launch-bound: forward and backward take {host} on the host and {gpu} on the GPU, so during compute the "
-    "GPU waits for the host, which launches many small kernels or waits itself (.item())",
+    message="launch-bound: forward and backward take {host} on the host but only {gpu} on the GPU, so the GPU waits "
+    "for the host. The host launches many small kernels, or waits itself (.item())",
 )
 _COMPUTE = _rule(
     "compute",
-    about="nothing but compute",
-    message="compute-bound: compute and optimizer take {takes}; no other part exceeds {worth:.0%}",
+    about="no part other than compute takes long",
+    message="compute-bound: compute and optimizer take {takes}; no other part takes more than {worth:.0%}",
     figures=_PART_FIGURES,
 )
 _NOT_NOTICED = _rule(
     "nothing-noticeable",
     kind="compute",
-    about="nothing among the measured parts, which do not include compute",
-    message="no measured part exceeds {worth:.0%} of the step time of {step}{unmeasured}",
+    about="no measured part takes long; compute was not measured",
+    message="no measured part takes more than {worth:.0%} of the step time ({step}){unmeasured}",
 )
 NO_COMMUNICATION = _rule(
     "no-communication",

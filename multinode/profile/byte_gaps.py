@@ -30,8 +30,8 @@ _FITS = 0.03
 # Share of the excess.
 _MOST = 0.5
 
-CALLS_AT_NICS = RuleGroup("Bytes of a step: calls and what they send over NICs")
-_CALL = "{op}: {asked} requested, {expected} expected at a NIC, because {sharing}"
+CALLS_AT_NICS = RuleGroup("Bytes of a step: requested by calls and expected at NICs")
+_CALL = "{op}: {asked} requested, but {expected} expected at a NIC: {sharing}"
 _CALL_FIGURES = ("op", "asked_bytes", "expected_bytes")
 
 
@@ -40,104 +40,113 @@ def _call_rule(code: str, about: str, reason: str) -> Rule:
 
 
 _STAYS = _call_rule(
-    "inside-a-node", "calls of groups inside a node", "its {workers} are on one node and the data does not leave it"
+    "inside-a-node",
+    "calls of groups inside a node",
+    ("its {workers} are on one node, so the data does not leave the node"),
 )
 _SHARED_NIC = _call_rule(
-    "groups-share-a-nic", "several groups that send over one NIC", "{groups} groups of {workers} share the NIC"
+    "groups-share-a-nic", "several groups that share a NIC", "{groups} groups of {workers} share the NIC"
 )
 _GLOO_REDUCE_SCATTER = _call_rule(
     "gloo-reduce-scatter",
     "reduce_scatter on gloo",
-    "gloo implements reduce_scatter as an all-reduce and sends twice as much",
+    "gloo implements reduce_scatter as an all-reduce, which sends twice as much",
 )
 _GLOO_BROADCAST = _call_rule(
     "gloo-broadcast",
     "broadcast on gloo",
-    "gloo broadcasts with a tree: the root sends to several workers, others send nothing",
+    "gloo broadcasts with a tree, in which the root sends to several workers and others send nothing",
 )
 _ALL_TO_ALL = _call_rule(
     "all-to-all",
     "all_to_all between nodes with several workers",
-    "every worker of a node sends its parts to the other nodes; parts for its own node stay there",
+    "every worker sends its parts to the workers of other nodes; only parts for its own node stay there",
 )
 _PATH = _call_rule(
     "path-of-a-call",
-    "a path that passes through a NIC more than once, or less often than a worker sends",
-    "the path of {backend} through {workers} on {nodes} nodes passes through a NIC {often}",
+    "a path that passes through a NIC more than once, or less often than workers send",
+    "the path that {backend} takes through {workers} on {nodes} nodes passes through a NIC {often}",
 )
 
-NIC_COUNTS = RuleGroup("Bytes of a step: expected and counted by NICs")
+NIC_COUNTS = RuleGroup("Bytes of a step: expected at NICs and counted by them")
 _GAP_FIGURES = ("ifname", "seen_bytes", "expected_bytes")
 _OTHER_TRAFFIC = NIC_COUNTS.rule(
     "other-traffic",
-    about="no call crosses nodes, and the NICs counted little",
-    message="No call crosses nodes: the NICs counted other traffic.",
+    about="no call sends data between nodes, and the NICs counted little",
+    message="No call sends data between nodes, so the NICs counted other traffic.",
 )
 _UNEXPLAINED_TRAFFIC = NIC_COUNTS.rule(
     "unexplained-traffic",
-    about="no call crosses nodes, but a NIC counted as many bytes as a training job sends",
-    message="unexplained: no call that crosses nodes was recorded, but {ifname} of {node} {verb} {seen} per step. It "
-    "may be other traffic, or collectives of compiled code, which are not recorded.",
+    about="no call sends data between nodes, but a NIC counted as many bytes as a training sends",
+    message="unexplained: no call that sends data between nodes was recorded, but {ifname} of {node} {verb} {seen} "
+    "per step. It may be other traffic, or collectives in compiled code, which multinode cannot record.",
     figures=("ifname", "seen_bytes"),
 )
 _SHARED_INTERFACE = NIC_COUNTS.rule(
     "shared-interface",
-    about="nodes that share an interface, as those of one machine do",
-    message="{names} share the interface {ifname}, which counted {seen} per step; {expected} was expected of them.",
+    about="nodes that share an interface, such as nodes on one machine",
+    message=(
+        "{names} share the interface {ifname}, which counted {seen} per step. The expected traffic of these nodes is "
+        "{expected}."
+    ),
     figures=_GAP_FIGURES,
 )
 _TOO_LITTLE = NIC_COUNTS.rule(
     "too-little",
-    about="a training job that sends too little to judge",
-    message="{expected} per step is too little to distinguish from headers and other traffic.",
+    about="a training that sends too little to judge",
+    message="The expected traffic ({expected} per step) is too small to distinguish from headers and other traffic.",
     figures=("expected_bytes",),
 )
 _OTHER_ALGORITHM = NIC_COUNTS.rule(
     "other-algorithm",
-    about="another algorithm or protocol of NCCL that fits the counters",
-    message="NIC counters match NCCL all-reduces that use a {algorithm} and the protocol {protocol}, within {within}%.",
+    about="the counters match another algorithm or protocol of NCCL",
+    message=(
+        "The NIC counters match all-reduces that use NCCL's {algorithm} algorithm with the {protocol} protocol, "
+        "within {within}%."
+    ),
     figures=("algorithm", "protocol", "within_percent"),
 )
-_OVER_OTHER = "{node} {verb} {carried} per step over {other}, and {seen}"
+_OVER_OTHER = "Per step, {node} {verb} {carried} over {other}, and only {seen}"
 _RDMA_PORT = NIC_COUNTS.rule(
     "rdma-port",
     about="an RDMA port carried the traffic that is missing from the NIC's counters",
-    message=f"{_OVER_OTHER} over {{ifname}}, which does not count RDMA.{{more}}",
+    message=f"{_OVER_OTHER} over {{ifname}}, whose counters do not include RDMA.{{more}}",
     figures=(*_GAP_FIGURES, "other"),
 )
 _OTHER_INTERFACE = NIC_COUNTS.rule(
     "other-interface",
     about="another interface carried the traffic that is missing from the NIC's counters",
-    message=f"{_OVER_OTHER} of the {{expected}} expected over {{ifname}}: the kernel routes to the other nodes use "
-    "{other}, or the backend is configured to use it.{more}",
+    message=f"{_OVER_OTHER} of the expected {{expected}} over {{ifname}}. The kernel routes traffic to the other nodes "
+    "over {other}, or the backend is configured to use {other}.{more}",
     figures=(*_GAP_FIGURES, "other"),
 )
 _UNEXPLAINED_LACK = NIC_COUNTS.rule(
     "unexplained-lack",
-    about="a NIC counted less than expected, and no other carried the rest",
-    message="unexplained: {ifname} of {node} {verb} {seen} of the {expected} expected per step, and no other NIC "
-    "carried the rest; RDMA without counters and memory shared by nodes on one machine are not visible.{more}",
+    about="a NIC counted less than expected, and no other NIC carried the rest",
+    message="unexplained: per step, {ifname} of {node} {verb} only {seen} of the expected {expected}, and no other "
+    "NIC carried the rest. RDMA without counters, or memory shared by nodes on one machine, may have carried "
+    "it.{more}",
     figures=_GAP_FIGURES,
 )
 _EXCESS = "{ifname} of {node} {verb} {seen} per step instead of the expected {expected}"
 _EXCESS_BEFORE = NIC_COUNTS.rule(
     "excess-before",
-    about="a NIC counted more than expected, as it did before the training",
-    message=f"{_EXCESS}: it already carried about that much more before the training started.{{more}}",
+    about="a NIC counted more than expected, and was already busy before the training",
+    message=f"{_EXCESS}. Before the training, it already carried about as much additional traffic.{{more}}",
     figures=_GAP_FIGURES,
 )
 _EXCESS_OF_FEW_STEPS = NIC_COUNTS.rule(
     "excess-of-few-steps",
     about="a NIC counted more than expected, but not in the median step",
-    message=f"{_EXCESS}, but no more than expected in the median step: a few steps carried the rest, such as those "
-    "with checkpoints or evaluations.{more}",
+    message=f"{_EXCESS}, but only as much as expected in the median step. A few steps carried the rest, for example "
+    "steps with checkpoints or evaluations.{more}",
     figures=_GAP_FIGURES,
 )
 _UNEXPLAINED_EXCESS = NIC_COUNTS.rule(
     "unexplained-excess",
     about="a NIC counted more than expected",
-    message=f"unexplained: {_EXCESS}. Data or checkpoints on a network file system, or another job, may also use it"
-    ".{more}",
+    message=f"unexplained: {_EXCESS}. A network file system with data or checkpoints, or another job, may also use "
+    "this NIC.{more}",
     figures=_GAP_FIGURES,
 )
 
@@ -189,7 +198,7 @@ def _judge_share(share: Share, groups: int, carried: float, asked_bytes: float) 
         workers=workers,
         nodes=share.spans,
         backend=share.backend,
-        often="more than once" if carried > asked_bytes else "less often than a worker sends",
+        often="more than once" if carried > asked_bytes else "less often than workers send",
     )
 
 

@@ -139,37 +139,37 @@ _PHASES = {
     phase: Figure[float](f"phase_{phase}_us", about=f"host time of the phase `{phase}`")
     for phase in ("data", "forward", "backward", "optimizer", *BLOCKED)
 }
-_DEVICE_WAIT = Figure[float]("device_wait_us", about="time that the GPU's compute stream waited in collectives")
+_DEVICE_WAIT = Figure[float]("device_wait_us", about="time that the GPU's compute stream waited for collectives")
 _LOSS = Figure[float]("loss", about="logged loss")
 _RATES: _Figures = (
-    Figure("in_gbit_per_s", about="received since the previous sample"),
-    Figure("out_gbit_per_s", about="sent since the previous sample"),
+    Figure("in_gbit_per_s", about="receive rate since the previous sample"),
+    Figure("out_gbit_per_s", about="send rate since the previous sample"),
 )
-_LINK = Figure[float]("link_gbit_per_s", about="negotiated rate, of the data-plane NIC")
+_LINK = Figure[float]("link_gbit_per_s", about="negotiated rate of the data-plane NIC")
 _ITERATION = Figure[int]("iteration", about="timed iteration, counted from 1")
-_TIME = Figure[float]("time_us", about="its time")
+_TIME = Figure[float]("time_us", about="time of the iteration")
 _BACKEND = Figure[str]("backend", about="backend of the process group")
 _GROUP_RANKS = Figure[str]("group_ranks", about="global ranks of the process group")
 
 SAMPLE_TABLES = (
     SampleTable(
         "steps",
-        "a step of a worker",
+        "one step of one worker",
         (*STEP, _COUNTED, *_PHASES.values(), *DDP, _DEVICE_WAIT, _LOSS),
         _steps,
     ),
-    SampleTable("network", "counters of a NIC at one time", (*NIC, *_RATES, _LINK), _network),
-    SampleTable("gpus", "a GPU at one time, from NVML", GPU, _gpus),
-    SampleTable("cpu", "a node's CPUs and memory at one time", (*CPU, *TCP, *CGROUP), _cpu),
+    SampleTable("network", "the counters of a NIC at one time", (*NIC, *_RATES, _LINK), _network),
+    SampleTable("gpus", "a GPU at one time, as reported by NVML", GPU, _gpus),
+    SampleTable("cpu", "the CPUs and memory of a node at one time", (*CPU, *TCP, *CGROUP), _cpu),
     SampleTable(
         "collectives",
-        "an iteration of nccl-test on a worker",
+        "one iteration of nccl-test on one worker",
         (*COLLECTIVE, _ITERATION, _TIME),
         _collectives,
     ),
     SampleTable(
         "calls",
-        "a kind of call in the steps with this `traffic`",
+        "one kind of call in the steps with this key `traffic`",
         (RANK, TRAFFIC, *CALL, _BACKEND, _GROUP_RANKS),
         _calls,
     ),

@@ -6,12 +6,20 @@ import msgspec
 
 from multinode.figures.figure import Figure
 from multinode.findings.finding import Finding
+from multinode.findings.rule import RuleGroup
 from multinode.levers.balance import Balance
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import UNMEASURED, Unknown
 from multinode.units import format_list
 
 _MOST_NAMED = 4
+NOTES = RuleGroup("What limits the figures of a run")
+
+
+class FigureNote(Finding, frozen=True, kw_only=True):
+    """Why figures are missing, or what limits them."""
+
+    concerns: str  # `gpus`, `gpu 3`, `node1, rank 2` (which reported it), `trace of rank 0`, `transfer` (of a trace)
 
 
 class Peers(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +60,7 @@ class Straggler(Finding, frozen=True, kw_only=True):
         return self.causes[0].cause if self.causes else "unknown"
 
 
-LATE = Figure[float]("late_ms", about="delay of a node per step relative to its peers")
+LATE = Figure[float]("late_ms", about="time that the other nodes wait for a node per step")
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +116,7 @@ class TraceView(msgspec.Struct, frozen=True, kw_only=True):
     busbw_gb_per_s: float | Unknown = UNMEASURED  # of its all-reduces: factor x bytes / union of their transfer times
     message_bytes: tuple[int, ...] = ()  # sizes of the all-reduces of `busbw_gb_per_s`, per step
     findings: tuple[Finding, ...] = ()  # how it compares with the trace-free figures
-    notes: dict[str, str] = {}  # what limits these figures, by what it concerns
+    notes: tuple[FigureNote, ...] = ()  # what limits these figures
 
 
 class Alone(msgspec.Struct, frozen=True, kw_only=True):

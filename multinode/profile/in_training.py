@@ -21,7 +21,7 @@ from multinode.traffic.step_calls import SMALL_BYTES, ScanCurves
 from multinode.units import format_figure
 
 # Commit b3aeda4a of NCCL added a ring of operations; the plugin loads into NCCL 2.28 and newer.
-NEWER_PLUGIN = "and a plugin built from NCCL 2.30.3 or newer records all, with any NCCL version"
+NEWER_PLUGIN = "but a plugin built from NCCL 2.30.3 or newer records all of them, with any NCCL version"
 
 # NCCL's names, and torch's.
 _OPS = {
@@ -148,45 +148,49 @@ def _source(code: str, about: str, origin: str) -> Rule:
     return BANDWIDTHS.rule(
         code,
         about=about,
-        message=f"The training's all-reduces reach {{busbw}} GB/s busbw, {origin}",
+        message=f"The training's all-reduces reach a busbw of {{busbw}} GB/s, {origin}",
         figures=("busbw_gb_per_s",),
     )
 
 
 _SOURCES = {
-    "trace": _source("trace", "busbw by the profiler", "from the transfers in the profiler's window"),
+    "trace": _source(
+        "trace", "busbw from the profiler's window", "calculated from the transfers in the profiler's window"
+    ),
     _INSPECTOR: _source(
         "nccl-inspector",
-        "busbw by NCCL's Inspector",
-        "from the records of NCCL's Inspector plugin, for each operation those of the worker that waited least",
+        "busbw from NCCL's Inspector",
+        "calculated from the records of NCCL's Inspector plugin; each operation uses the record of the worker that "
+        "waited least",
     ),
     "ddp span": _source(
         "ddp-span",
         "busbw from DDP's counters",
-        "from DDP's counters; a lower bound, as it includes waits between the first bucket and the last",
+        "calculated from DDP's counters; this is a lower bound, because the counters include waits between the first "
+        "bucket and the last",
     ),
 }
 _SAMPLED = BANDWIDTHS.rule(
     "sampled",
-    about="an Inspector that recorded some of the operations",
-    message=f"this is a sample: {{recorded_share:.0%}} of the operations were recorded, {NEWER_PLUGIN}",
+    about="an Inspector that recorded only some of the operations",
+    message=f"only {{recorded_share:.0%}} of the operations were recorded, {NEWER_PLUGIN}",
     figures=("recorded_share",),
 )
 _BESIDE_ALONE = BANDWIDTHS.rule(
     "beside-nccl-test",
-    about="busbw compared with that of an nccl-test",
-    message="nccl-test ({run_id}) measured {alone} GB/s for the same sizes, of which this is {share:.0%}",
+    about="comparison with the busbw of an nccl-test",
+    message="this is {share:.0%} of what nccl-test ({run_id}) measured for the same sizes, {alone} GB/s",
     figures=("share", "alone_gb_per_s", "run_id"),
 )
 _AS_ASKED = BANDWIDTHS.rule(
     "bytes-agree",
-    about="NCCL recorded as many bytes as the calls requested",
-    message="NCCL recorded {counted} MB per step, and the calls requested {asked} MB: they agree",
+    about="NCCL recorded the number of bytes that the calls requested",
+    message="NCCL recorded {counted} MB per step, which agrees with the {asked} MB that the calls requested",
     figures=("counted_bytes", "asked_bytes"),
 )
 _NOT_AS_ASKED = BANDWIDTHS.rule(
     "bytes-differ",
-    about="NCCL did not record as many bytes as the calls requested",
+    about="NCCL recorded another number of bytes than the calls requested",
     message="NCCL recorded {counted} MB per step, but the calls requested {asked} MB",
     figures=("counted_bytes", "asked_bytes"),
 )

@@ -31,8 +31,8 @@ _OTHERS_PERCENT = 25
 
 
 _RAISE_CPU_LIMIT = (
-    "raise the CPU limit of the job on {node!s}: CPUQuota= of systemd, --cpus of docker, limits.cpu of a pod, "
-    "--cpus-per-task of Slurm"
+    "raise the job's CPU limit on {node!s}: CPUQuota= (systemd), --cpus (docker), limits.cpu (Kubernetes), "
+    "--cpus-per-task (Slurm)"
 )
 
 
@@ -58,18 +58,18 @@ CAUSES = CauseRules("Likely causes: a machine compared with its peers")
 _CPU_THROTTLED = CAUSES.cause(
     "throttled_share",
     cause="cpu",
-    about="a CPU limit that holds the node back more than its peers",
-    message="CPU throttled (cgroup) on {node}{limit} for {throttled_share:.0%} of the time, compared with "
-    "{peers_throttled_share:.0%} on {they}",
+    about="a CPU limit that throttles the node more than its peers",
+    message="a cgroup CPU limit{limit} throttled the job on {node} for {throttled_share:.0%} of the time, compared "
+    "with {peers_throttled_share:.0%} on {they}",
     hint=_RAISE_CPU_LIMIT,
     figures=("quota_cores", "throttled_share", "peers_throttled_share"),
 )
 _CPU_THROTTLED_ALONE = CAUSES.cause(
     "throttled_share_alone",
     cause="cpu",
-    about="a CPU limit that holds the node back, while its peers have none",
-    message="CPU throttled (cgroup) on {node}{limit} for {throttled_share:.0%} of the time, while there is no limit "
-    "on {they}",
+    about="a CPU limit that throttles the node, while its peers have no limit",
+    message="a cgroup CPU limit{limit} throttled the job on {node} for {throttled_share:.0%} of the time, while there "
+    "is no limit on {they}",
     hint=_RAISE_CPU_LIMIT,
     figures=("quota_cores", "throttled_share"),
 )
@@ -84,7 +84,7 @@ _CPU_STEAL = CAUSES.cause(
 _IOWAIT = CAUSES.cause(
     "cpu_iowait_percent",
     cause="disk",
-    about="waits for a disk",
+    about="CPUs that wait for a disk",
     message="iowait was {cpu_iowait_percent:.0f}% on {node}, compared with {peers_cpu_iowait_percent:.0f}% on {they}",
     hint="find the disk: ssh {node} iostat -x 1 5",
     figures=("cpu_iowait_percent", "peers_cpu_iowait_percent"),
@@ -92,43 +92,46 @@ _IOWAIT = CAUSES.cause(
 _LITTLE_MEMORY = CAUSES.cause(
     "little_memory",
     cause="memory",
-    about="hardly any free memory, while the peers have some",
+    about="very little free memory, while its peers have more",
     message="{node} had {memory_available_gib:.2f} GiB of free memory, compared with {peers_memory_available_gib:.2f} "
     "GiB on {they}",
-    hint="see what uses it, and whether it swaps: ssh {node} 'free -h; ps aux --sort=-rss | head'; "
-    "`free` does not show a container's limit, multinode check does",
+    hint="find out what uses the memory and whether the node swaps: ssh {node} 'free -h; ps aux --sort=-rss | head'; "
+    "for the memory limit of a container, which `free` does not show: multinode check",
     figures=("memory_available_gib", "peers_memory_available_gib"),
 )
 _THROTTLED_FIGURES = ("throttled_share", "peers_throttled_share", "temperature_c", "peers_temperature_c")
 _HEAT = CAUSES.cause(
     "gpu_heat",
-    about="GPU clocks that heat throttles more than those of the peers",
-    message="the clocks of a GPU of {node} were throttled (heat) for {throttled_share:.0%} of the time, compared with "
+    about="a GPU that is throttled by heat more than its peers",
+    message="heat throttled a GPU of {node} for {throttled_share:.0%} of the time, compared with "
     "{peers_throttled_share:.0%} on {they}{degrees}",
-    hint="improve its cooling: fans, dust, adjacent GPUs; see ssh {node} nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
+    hint=(
+        "improve its cooling (fans, dust, adjacent GPUs); to watch it: ssh {node} nvidia-smi -q -d "
+        "TEMPERATURE,PERFORMANCE"
+    ),
     figures=_THROTTLED_FIGURES,
 )
 _POWER = CAUSES.cause(
     "gpu_power",
-    about="GPU clocks that a power limit throttles more than those of the peers",
-    message="the clocks of a GPU of {node} were throttled (a power limit) for {throttled_share:.0%} of the time, "
-    "compared with {peers_throttled_share:.0%} on {they}{degrees}",
+    about="a GPU that is throttled by a power limit more than its peers",
+    message="a power limit throttled a GPU of {node} for {throttled_share:.0%} of the time, compared with "
+    "{peers_throttled_share:.0%} on {they}{degrees}",
     hint="compare the power limits: ssh {node} nvidia-smi -q -d POWER,PERFORMANCE",
     figures=_THROTTLED_FIGURES,
 )
 _CLOCKS = CAUSES.cause(
     "gpu_clocks",
-    about="a GPU at lower clocks than its peers",
+    about="a GPU with lower clocks than its peers",
     message="GPU {gpu} of {node} ran at {sm_clock_mhz:.0f}{most} MHz, compared with {peers_sm_clock_mhz:.0f} MHz on "
     "{they}",
-    hint="see what throttles its clocks: ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE",
+    hint="find out what lowers its clocks: ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE",
     figures=("gpu", "sm_clock_mhz", "sm_clock_max_mhz", "peers_sm_clock_mhz"),
 )
 _PCIE = CAUSES.cause(
     "pcie",
     about="a GPU with a narrower PCIe link than its peers",
-    message="GPU {gpu} of {node} had PCIe {pcie}, compared with {peers_pcie} on {they}",
-    hint="reseat the GPU, or use a slot with all lanes; see ssh {node} nvidia-smi "
+    message="GPU {gpu} of {node} had a PCIe link of {pcie}, compared with {peers_pcie} on {they}",
+    hint="reseat the GPU, or use a slot with all lanes; to see its lanes: ssh {node} nvidia-smi "
     "--query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv",
     figures=("gpu", "pcie", "peers_pcie"),
 )
@@ -138,24 +141,24 @@ DISTURBANCES = RuleGroup("Disturbances of a measurement")
 _THROTTLED_ANYWAY = DISTURBANCES.rule(
     "throttled_share",
     about="a CPU limit",
-    message="{node}: CPU throttled (cgroup) for {throttled_share:.0%} of the time",
+    message="{node}: a cgroup CPU limit throttled the job for {throttled_share:.0%} of the time",
     figures=("throttled_share",),
 )
 _STOLEN = DISTURBANCES.rule(
     "cpu_steal_percent",
     about="CPU time that the hypervisor gave to other virtual machines",
-    message="{node}: CPU steal {cpu_steal_percent:.0f}%",
+    message="{node}: CPU steal was {cpu_steal_percent:.0f}%",
     figures=("cpu_steal_percent",),
 )
 _RETRANSMITTED = DISTURBANCES.rule(
     "retransmitted_share",
-    about="packets that were lost",
+    about="packets that the network lost",
     message="{node}: TCP retransmitted {retransmitted_share:.2%} of the segments it sent",
     figures=("retransmitted_share",),
 )
 _OTHER_LOAD = DISTURBANCES.rule(
     "other_load",
-    about="load of processes other than the job's",
+    about="processes that do not belong to the job",
     message="{node}: other processes used {others_percent:.0f}% of its {node_cores} CPU cores",
     figures=("others_percent", "node_cores"),
 )
@@ -167,8 +170,8 @@ _HOT = DISTURBANCES.rule(
 )
 _THROTTLED_CLOCKS = DISTURBANCES.rule(
     "throttled_clocks",
-    about="GPU clocks that heat or a power limit throttled",
-    message="{node}: the clocks of GPU {gpu} were throttled ({reason}) for {throttled_share:.0%} of the time",
+    about="a GPU that heat or a power limit throttled",
+    message="{node}: GPU {gpu} was throttled ({reason}) for {throttled_share:.0%} of the time",
     figures=("gpu", "reason", "throttled_share"),
 )
 

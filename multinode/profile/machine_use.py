@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from multinode.figures.figure import Figure, Row
+from multinode.profile.figures import NOTES, FigureNote
 from multinode.profile.nics import NicUse, use_of_nics
 from multinode.profile.observed import Observed, ObservedNode
 from multinode.records.samples import CgroupSample, CpuSample, GpuSample, NoteSample, StepSample, TcpSample
@@ -98,13 +99,13 @@ GPU_TEMPERATURE = Figure[float]("temperature_c", "temp", "C", form="whole", abou
 GPU_PCIE = Figure[str](
     "pcie",
     "PCIe",
-    about="PCIe link of the GPU, the lowest under load",
+    about="narrowest PCIe link of the GPU under load",
     cell=lambda row: (row.item.pcie or UNKNOWN) + (" (reduced)" if row.item.pcie_reduced else ""),
 )
 GPU_THROTTLE = Figure[str](
     "throttle",
     "throttled by",
-    about="reasons why the GPU lowers its clocks, with the share of the samples",
+    about="reasons for reduced GPU clocks, each with its share of the samples",
     cell=lambda row: ", ".join(f"{name} {share:.0%}" for name, share in row.item.throttle.items()) or UNKNOWN,
 )
 GPU_FIGURES: tuple[Figure[Any], ...] = (
@@ -113,8 +114,8 @@ GPU_FIGURES: tuple[Figure[Any], ...] = (
 """Of a GPU, in tables; the measured ones are exported."""
 
 
-def use_of_gpus(node: ObservedNode, span: Span, measured_s: float) -> tuple[tuple[GpuUse, ...], dict[str, str]]:
-    """The GPUs sampled in the span, by index; and for each other one, by `gpu N`, that it was not.
+def use_of_gpus(node: ObservedNode, span: Span, measured_s: float) -> tuple[tuple[GpuUse, ...], tuple[FigureNote, ...]]:
+    """The GPUs sampled in the span, by index; and a note for each other one.
 
     Args:
         node: its records.
@@ -125,8 +126,9 @@ def use_of_gpus(node: ObservedNode, span: Span, measured_s: float) -> tuple[tupl
     for sample in node.of(GpuSample):
         gpus.setdefault(sample.index, []).append(sample)
     used = {index: _use(gpus[index], span, measured_s) for index in sorted(gpus)[:_MOST_GPUS]}
-    unsampled = {f"gpu {index}": _UNSAMPLED for index, use in used.items() if use is None}
-    return tuple(use for use in used.values() if use is not None), unsampled
+    idle = [index for index, use in used.items() if use is None]
+    notes = (FigureNote(**_GPU.fields(node.name, {"gpu": index}), concerns=f"gpu {index}") for index in idle)
+    return tuple(use for use in used.values() if use is not None), tuple(notes)
 
 
 def _use(samples: Sequence[GpuSample], span: Span, measured_s: float) -> GpuUse | None:
@@ -208,6 +210,9 @@ _MEANS = {
     "job_cores": "job_cores",
 }
 _UNSAMPLED = "not sampled while the measured steps ran"
+_GPU = NOTES.rule("gpu-not-sampled", about="a GPU that was not sampled", message=_UNSAMPLED, figures=("gpu",))
+_GPUS = NOTES.rule("gpus-not-sampled", about="a node whose GPUs were not sampled", message="no GPU was sampled")
+_WHY = NOTES.rule("gpus-unread", about="why a node cannot sample its GPUs", message="{reason}", figures=("reason",))
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,7 +235,7 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     retransmitted_share: float | Unknown = UNMEASURED  # of the TCP segments sent in the whole run
     peak_worker_memory_gib: dict[int, float] = {}  # by rank, allocated on its GPU, otherwise resident in its process
     peak_worker_reserved_gib: dict[int, float] = {}  # by rank, reserved on its GPU by torch's allocator
-    notes: dict[str, str] = {}  # why GPUs were not sampled: `gpus`, or each one as `gpu 3`
+    notes: tuple[FigureNote, ...] = ()  # why GPUs were not sampled
 
 
 def _retransmits(row: Row) -> str:
@@ -248,7 +253,9 @@ def _worker_memory(row: Row) -> str:
 NODE_NAME = Figure[str]("node", "node", about="name of the node")
 CPU_BUSY = Figure[float]("cpu_busy_percent", "busy", "%", form="tenths", about="CPU use of the node")
 CPU_IOWAIT = Figure[float]("cpu_iowait_percent", "iowait", "%", form="tenths", about="CPU time spent waiting for disks")
-CPU_STEAL = Figure[float]("cpu_steal_percent", "steal", "%", form="tenths", about="CPU steal of the node")
+CPU_STEAL = Figure[float](
+    "cpu_steal_percent", "steal", "%", form="tenths", about=("CPU time that the hypervisor took from the node (steal)")
+)
 JOB_CORES = Figure[float](
     "job_cores",
     "job",
@@ -261,17 +268,21 @@ QUOTA_CORES = Figure[float](
     "quota_cores", "quota", "cores", form="number", about="CPU cores that the job's cgroup allows"
 )
 THROTTLED = Figure[float](
-    "throttled_share", "throttled", "by quota", form="share", about="share of the time in which the cgroup is throttled"
+    "throttled_share",
+    "throttled",
+    "by quota",
+    form="share",
+    about=("share of the time in which the cgroup was throttled"),
 )
 MEMORY_AVAILABLE = Figure[float](
-    "memory_available_gib", "free", "GiB", form="tenths", about="minimum memory available to the job"
+    "memory_available_gib", "free", "GiB", form="tenths", about="minimum memory that was available to the job"
 )
 WORKER_MEMORY = Figure[float](
     "peak_worker_memory_gib",
     "worker",
     "GiB",
     form="figure",
-    about="memory of the worker that needed the most: allocated, and reserved by torch",
+    about="peak memory of the worker that used the most: allocated, and reserved by torch",
     cell=_worker_memory,
 )
 RETRANSMITTED = Figure[float](
@@ -298,11 +309,12 @@ def use_of(node: ObservedNode, observed: Observed) -> NodeUse:
     """
     window = found(lambda: _span(node, observed))
     span = or_none(window)
-    gpus, notes = use_of_gpus(node, span, _measured_s(observed)) if span is not None else ((), {})
+    gpus, notes = use_of_gpus(node, span, _measured_s(observed)) if span is not None else ((), ())
     figures = figures_in(node, span) if span is not None else {}
     told = {note.lacks: note.message[:_LONGEST_NOTE] for note in node.of(NoteSample) if note.rank is None}
     if not node.of(GpuSample):
-        notes["gpus"] = told.get("gpus", "no GPU was sampled")
+        rule = _WHY if "gpus" in told else _GPUS
+        notes = (FigureNote(**rule.fields(node.name, {"reason": told.get("gpus")}), concerns="gpus"),)
     if "cgroup" in told and isinstance(figures.get("quota_cores"), Unknown):
         figures["quota_cores"] = Unknown(told["cgroup"])
     return NodeUse(

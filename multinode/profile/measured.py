@@ -69,7 +69,7 @@ def _placement(row: Row) -> str:
 WORLD_SIZE = Figure[int](
     "world_size",
     form="number",
-    about="workers of all nodes",
+    about="number of workers on all nodes",
     phrase="workers",
     aliases=(
         *("devices", "gpus", "num_gpus", "n_gpus", "gpu_num", "gpu_number", "gpu_count", "number_of_gpus"),
@@ -81,7 +81,7 @@ NODES = Figure[int](
     "nodes",
     "x workers",
     form="number",
-    about="nodes, and workers on each",
+    about="number of nodes, and of workers on each node",
     phrase="nodes x workers",
     aliases=(
         *("num_nodes", "nnodes", "n_nodes", "node_num", "node_number", "node_count", "number_of_nodes"),
@@ -109,7 +109,7 @@ ENERGY = Figure[float](
     "energy",
     "J per sample",
     form="figure",
-    about="energy per sample of all GPUs",
+    about="energy of all GPUs per sample",
     line="energy per sample (J)",
 )
 PRICE_PER_HOUR = Figure[float](
@@ -124,7 +124,7 @@ WHOLE_TIME = Figure[Estimate](
     "whole_s",
     "full run",
     form="duration",
-    about="time of the job's full run at this rate",
+    about="duration of the job's full run at this speed",
     line="full run (estimated)",
     aliases=("runtime", "runtime_s", "train_runtime", "duration", "duration_s"),
     has_range=True,
@@ -134,7 +134,7 @@ WHOLE_COST = Figure[float](
     "job costs",
     MONEY,
     form="money",
-    about="price of the job's full run",
+    about="cost of the job's full run",
     line="full run cost (estimated)",
 )
 COST_PER_MILLION_TOKENS = Figure[float](
@@ -142,7 +142,7 @@ COST_PER_MILLION_TOKENS = Figure[float](
     "1M tokens cost",
     MONEY,
     form="money",
-    about="price of a million tokens at the hourly price, including padding",
+    about="cost of a million tokens (including padding) at the hourly price",
     line="cost per million tokens",
 )
 EXPOSED = Figure[Estimate](

@@ -99,31 +99,29 @@ def _losses(row: Row) -> str:
 
 
 NIC_NAME = Figure[str]("ifname", "NIC", about="name of the NIC, or of the RDMA port")
-NIC_IN = Figure[float]("in_gbit_per_s", "in", "Gbit/s", form="thousandths", about="received by the NIC, mean")
-NIC_OUT = Figure[float]("out_gbit_per_s", "out", "Gbit/s", form="thousandths", about="sent by the NIC, mean")
+NIC_IN = Figure[float]("in_gbit_per_s", "in", "Gbit/s", form="thousandths", about="mean receive rate of the NIC")
+NIC_OUT = Figure[float]("out_gbit_per_s", "out", "Gbit/s", form="thousandths", about="mean send rate of the NIC")
 NIC_PEAK = Figure[float](
     "peak_in_gbit_per_s",
     "peak",
     "Gbit/s",
     form="thousandths",
-    about="busier direction of the NIC, highest between two samples",
+    about="highest rate of the NIC between two samples, in its busier direction",
     cell=_peak,
 )
 NIC_PEAKS: tuple[Figure[float], ...] = (
-    Figure("peak_in_gbit_per_s", about="received by the NIC, highest between two samples"),
-    Figure("peak_out_gbit_per_s", about="sent by the NIC, highest between two samples"),
+    Figure("peak_in_gbit_per_s", about="highest receive rate of the NIC between two samples"),
+    Figure("peak_out_gbit_per_s", about="highest send rate of the NIC between two samples"),
 )
-NIC_LINK = Figure[float](
-    "link_gbit_per_s", "link", "Gbit/s", form="number", about="line rate of the NIC, as it reports it"
-)
+NIC_LINK = Figure[float]("link_gbit_per_s", "link", "Gbit/s", form="number", about="line rate that the NIC reports")
 NIC_SHARE = Figure[float](
-    "share", "of link", form="share", about="busier direction of the NIC, as a share of its line rate"
+    "share", "of link", form="share", about="traffic of the NIC in its busier direction, as a share of the line rate"
 )
 BUSIEST_LINK = Figure[float](
     "busiest_share",
     "of the busiest link",
     form="share",
-    about="share of its link that the busiest NIC used",
+    about="traffic of the busiest NIC as a share of its link rate",
 )
 NIC_DROPS = Figure[int](
     "drops", "errors", "/drops", form="whole", about="errors and drops of the NIC in the whole run", cell=_losses

@@ -28,26 +28,26 @@ _IDLE_IS_MUCH = 0.01
 COUNTERS = RuleGroup("Bytes of a step: counters of NICs")
 _INTERPOLATED = COUNTERS.rule(
     "interpolated",
-    about="counters that were not read where steps end",
-    message="The counters of {names} were read during the training and are interpolated to its steps.",
+    about="counters that were not read at the ends of steps",
+    message="The counters of {names} were not read at the ends of steps, so their values there are interpolated.",
 )
 _RDMA = COUNTERS.rule(
     "rdma",
     about="RDMA ports that carried most of the traffic",
-    message="RDMA ({ports}) carried most of the traffic of {names}: its ports are included in the NIC's count.",
+    message="RDMA ({ports}) carried most of the traffic of {names}, so the NIC's figures include the RDMA ports.",
     figures=("ports",),
 )
 _IDLE = COUNTERS.rule(
     "idle",
-    about="traffic before the training that exceeds 1% of a step's",
-    message="Before the training started, {ifname} of {node} carried {idle} in the time that a step takes; this is "
-    "not subtracted.",
+    about="traffic before the training that exceeds 1% of the traffic of a step",
+    message="Before the training, {ifname} of {node} already carried {idle} in the time of a step. The figures "
+    "include such traffic.",
     figures=("ifname", "idle_bytes"),
 )
 _ONE_NODE = COUNTERS.rule(
     "one-node",
-    about="a training job on one node",
-    message="All workers are on one node, so their calls never reach the NIC: its counters show only other traffic.",
+    about="a training on one node",
+    message="All workers are on one node, so their calls do not use the NIC. Its counters show only other traffic.",
 )
 
 

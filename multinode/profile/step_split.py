@@ -121,7 +121,7 @@ PARTS: tuple[Figure[float], ...] = (
     Figure("wait_ms", "straggler wait", "ms", "ms", f"waiting for stragglers {_MEAN}", "waiting for slower workers"),
     Figure("data_ms", "data", "ms", "ms", f"waiting for batches {_MEAN}", "waiting for data"),
     Figure("optimizer_ms", "optimizer", "ms", "ms", f"optimizer {_MEAN}"),
-    Figure("host_ms", "host", "ms", "ms", "rest of the step, mean of the workers", "other host time"),
+    Figure("host_ms", "host", "ms", "ms", "time in the rest of the step, mean of the workers", "other host time"),
 )
 PART_NAMES = tuple(part.name for part in PARTS)
 

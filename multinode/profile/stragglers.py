@@ -48,36 +48,36 @@ _COMPARED = {"data": "waits for batches", "cpus": "processors", "gpus": "GPUs", 
 STRAGGLERS = RuleGroup("Stragglers")
 _SLOWER = STRAGGLERS.rule(
     "slower",
-    about="a node that needs more time for its own work than its peers",
-    message="{node} is {by} slower: {they} spent {peers_waiting_share:.0%} of the time waiting",
+    about="a node whose own work takes longer than that of its peers",
+    message="{node} is {by} slower: {they} waited {peers_waiting_share:.0%} of the time",
     figures=("peers_waiting_share",),
 )
 _WAITED_FOR = STRAGGLERS.rule(
     "waited-for",
-    about="a node that the others wait for, if how much slower it is was not measured, or if it has more work",
-    message="{node}: the others wait {late_ms} per step ({share:.1%})",
+    about="a node that the others wait for, if its slowdown was not measured or it has more work",
+    message="the others wait {late_ms} per step for {node} ({share:.1%} of the step)",
 )
 
 CAUSES = CauseRules("Likely causes: a straggler compared with its peers")
 _NOTHING_DIFFERS = CAUSES.cause(
     "nothing_differs",
     cause="unknown",
-    about="no cause: nothing that was compared differs",
-    message="{longer}no difference from {they} explains it; compared: {looked_at}",
+    about="no cause found: no compared figure differs",
+    message="{longer}no difference from {they} explains this (compared: {looked_at})",
     hint="watch it during training: ssh {node} {watch!s}",
     figures=("ranks", "compute_ms", "peers_compute_ms", "compared", "device"),
 )
 _NOTHING_TO_COMPARE = CAUSES.cause(
     "nothing_to_compare",
     cause="unknown",
-    about="no cause: nothing was recorded for both the node and its peers",
-    message="{longer}{node} has no other records that can be compared with {they}",
+    about="no cause found: no figure was recorded for both the node and its peers",
+    message="{longer}no other figures of {node} can be compared with {they}",
     hint="watch it during training: ssh {node} {watch!s}",
     figures=("ranks", "compute_ms", "peers_compute_ms", "device"),
 )
 _EVEN_WORK = (
-    "give every worker the same amount of work: the same batch size on every node, and samples of similar length "
-    "together (group_by_length) or packed (packing)"
+    "give every worker the same amount of work: use the same batch size on every node, and group samples by length "
+    "(group_by_length) or pack them (packing)"
 )
 _MORE = {
     unit: CAUSES.cause(
@@ -96,16 +96,16 @@ _SLOW_DATA = CAUSES.cause(
     cause="data",
     about="longer waits for batches",
     message="{workers} waited {data_ms} per step for batches, compared with {peers_data_ms} on {they}",
-    hint="check the disk that {node!s} reads its data from: ssh {node} iostat -x 1 5; more loader workers "
-    "(dataloader_num_workers) hide a slow disk",
+    hint="check the disk from which {node!s} reads its data: ssh {node!s} iostat -x 1 5; if it is slow, use more data "
+    "loader workers (dataloader_num_workers)",
     figures=("ranks", "data_ms", "peers_data_ms"),
 )
 _BUSY_CPUS = CAUSES.cause(
     "busy_cpus",
     cause="cpu",
-    about="the job used fewer cores than on its peers, on a node whose CPUs are busy",
-    message="the job used {cores} cores on {node}{when}, compared with {peers_cores} on {they}, and the CPUs of "
-    "{node} are {cpu_busy_percent:.0f}% busy",
+    about="the job used fewer cores than on its peers, and the node's CPUs were busy",
+    message="the job used {cores} cores on {node}{when}, compared with {peers_cores} on {they}, while the CPUs of "
+    "{node} were {cpu_busy_percent:.0f}% busy",
     hint="check what else runs there: ssh {node} top -b -n 1",
     figures=("job_cores", "peers_job_cores", "cpu_busy_percent", "device"),
 )
@@ -114,7 +114,7 @@ _FEWER_CORES_USED = CAUSES.cause(
     cause="cpu",
     about="the job used fewer cores than on its peers",
     message="the job used {cores} cores on {node}{when}, compared with {peers_cores} on {they}",
-    hint="check whether the job is limited to fewer cores on {node!s}: a cgroup, taskset, OMP_NUM_THREADS",
+    hint="check whether a cgroup, taskset or OMP_NUM_THREADS limits the job to fewer cores on {node!s}",
     figures=("job_cores", "peers_job_cores", "device"),
 )
 

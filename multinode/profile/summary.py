@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from multinode.levers.levers import Levers
 from multinode.profile.bottleneck import NO_COMMUNICATION, Bottleneck, find_bottleneck
 from multinode.profile.calls import SeenCall, read_calls, rooted_part
 from multinode.profile.exposure import Exposure, find_exposure
-from multinode.profile.figures import BalanceOutlook, InTraining, Straggler, TraceView, Waiting
+from multinode.profile.figures import NOTES, BalanceOutlook, FigureNote, InTraining, Straggler, TraceView, Waiting
 from multinode.profile.machine_use import NodeUse, use_of
 from multinode.profile.observed import Observed, observe_run
 from multinode.profile.other_runs import OtherRuns, read_other_runs
@@ -107,6 +107,16 @@ if TYPE_CHECKING:
 
 # A node may send any number of notes.
 _MOST_NOTES = 20
+_WITHOUT = {
+    lacks: NOTES.rule(
+        f"no-{what.lower()}-samples",
+        about=f"why a node has no {what} samples",
+        message=f"no {what} samples: {{reason}}",
+        figures=("reason",),
+    )
+    for lacks, what in {"gpus": "GPU", "cgroup": "cgroup"}.items()
+}
+_REPORTED = NOTES.rule("reported", about="what a worker or node reports", message="{reason}", figures=("rank",))
 _NO_LENGTH = "only the Trainer reports the number of samples of its dataset, except for a streamed one"
 
 
@@ -124,8 +134,8 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="
 
 
 STEP_TIME_FIGURES: tuple[Figure[float], ...] = (
-    Figure("median", about="step time, median of the measured steps"),
-    Figure("p95", about="step time, 95th percentile of the measured steps"),
+    Figure("median", about="median step time of the measured steps"),
+    Figure("p95", about="95th percentile of the step time of the measured steps"),
     Figure("cv", about="standard deviation of the step time divided by its mean"),
 )
 
@@ -145,13 +155,13 @@ class Comm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 COMM_FIGURES: tuple[Figure[float], ...] = (
-    Figure("overlap", about="share of the communication that compute overlapped"),
+    Figure("overlap", about="share of the communication that overlapped with compute"),
     Figure("in_training_gb_per_s", about="busbw of the training's own all-reduces"),
 )
 
 
 class Summary(Throughput, frozen=True, kw_only=True):
-    """The figures of a run. An unknown figure states the reason.
+    """The figures of a run. If a figure is unknown, it states the reason.
 
     Attributes:
         strategy: sharding of the model, in words.
@@ -168,11 +178,11 @@ class Summary(Throughput, frozen=True, kw_only=True):
         balance: what dealing samples out by speed would give; None if unknown.
         trace: the profiler's window, if there is one.
         rounds: of averaging every H steps; None if nodes average at each step.
-        notes: what could not be recorded or read, by node, worker or trace.
+        notes: what could not be recorded or read.
         unused_levers: names of levers that changed nothing, as the training has a mechanism of its own.
     """
 
-    schema: str = "multinode.summary/2"
+    schema: str = "multinode.summary/3"
     run_id: str
     strategy: str = "unknown"
     recognised: Strategy | None = None
@@ -198,21 +208,21 @@ class Summary(Throughput, frozen=True, kw_only=True):
     nodes: tuple[NodeUse, ...] = ()
     trace: TraceView | None = None
     rounds: Rounds | None = None
-    notes: dict[str, str] = msgspec.field(default_factory=dict)
+    notes: tuple[FigureNote, ...] = ()
     unused_levers: tuple[str, ...] = ()
 
 
 STEP_COUNTS: tuple[Figure[int], ...] = (
     Figure("steps", about="recorded optimizer steps"),
-    Figure("steady_steps", about="measured steps, without warm-up"),
+    Figure("steady_steps", about="measured steps, excluding warm-up"),
 )
 OTHER_RATES: tuple[Figure[float], ...] = (
-    Figure("all_steps_samples_per_s", about="samples per second of all workers, warm-up included"),
-    Figure("trainer_samples_per_s", about="samples per second as the Trainer reports them"),
+    Figure("all_steps_samples_per_s", about="samples per second of all workers, including warm-up"),
+    Figure("trainer_samples_per_s", about="samples per second that the Trainer reports"),
 )
 MODEL_FIGURES: tuple[Figure[float], ...] = (
     Figure("parameters", about="parameters of the model"),
-    Figure("trainable", about="parameters with gradients"),
+    Figure("trainable", about="trainable parameters"),
     Figure("first_loss", about="first logged loss"),
     Figure("last_loss", about="last logged loss"),
 )
@@ -224,7 +234,7 @@ def summarise(
     work: ModelWork | None = None,
     traces: Mapping[int, TraceEvents] | None = None,
     others: OtherRuns | None = None,
-    unread: Mapping[str, str] | None = None,
+    unread: Sequence[FigureNote] = (),
 ) -> Summary:
     """The summary of all nodes' records.
 
@@ -233,7 +243,7 @@ def summarise(
         work: computation according to the job's files.
         traces: windows of the profiler, by rank; None without them.
         others: what other runs measured, for comparison.
-        unread: notes of unreadable data, by its name.
+        unread: notes on unreadable data.
     """
     others = others or OtherRuns()
     speed, calls, exposure = measure_throughput(observed), read_calls(observed), find_exposure(observed)
@@ -291,7 +301,7 @@ def summarise(
         nodes=uses,
         trace=trace,
         rounds=see_rounds(observed),
-        notes=_notes(observed) | dict(unread or {}),
+        notes=(*_notes(observed), *unread),
         unused_levers=_unused_levers(observed),
     )
 
@@ -378,13 +388,12 @@ def _unused_levers(observed: Observed) -> tuple[str, ...]:
     return tuple(name for name in Levers.__struct_fields__ if name in lacking)
 
 
-def _notes(observed: Observed) -> dict[str, str]:
-    notes: dict[str, str] = {}
+def _notes(observed: Observed) -> Iterator[FigureNote]:
     for node in observed.nodes:
         for note in node.of(NoteSample)[:_MOST_NOTES]:
             who = f"{node.name}, rank {note.rank}" if note.rank is not None else node.name
-            notes[who] = f"{notes[who]}; {note.words}" if who in notes else note.words
-    return notes
+            fields = _WITHOUT.get(note.lacks, _REPORTED).fields(node.name, {"reason": note.message, "rank": note.rank})
+            yield FigureNote(**fields, concerns=who)
 
 
 _MODEL = "model.json"
@@ -407,7 +416,7 @@ def summarise_run(directory: RunDirectory, plan: LaunchPlan, say: Callable[[str]
     as_reached = partial(as_steps, nodes=cluster.nodes if cluster is not None else ())
     observed = msgspec.structs.replace(observe_run(directory, plan, say), write_hint=as_reached)
     traces: dict[int, TraceEvents] = {}
-    unread: dict[str, str] = {}
+    unread: Sequence[FigureNote] = ()
     trace = plan.observation.trace
     if trace is not None:
         from multinode.profile.trace import read_traces

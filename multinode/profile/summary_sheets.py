@@ -128,12 +128,12 @@ def _call_row(call: SeenCall) -> Row:
     return Row(call, msgspec.structs.asdict(call) | {_OP.name: op, _TOGETHER.name: call.step_bytes})
 
 
-_OP = Figure[str]("op", "call", about="collective, by its operation")
-_TOGETHER = Figure[float]("step_bytes", "together", "MB", form="megabytes", about="size of all these calls of a step")
+_OP = Figure[str]("op", "call", about="operation of the collective")
+_TOGETHER = Figure[float]("step_bytes", "together", "MB", form="megabytes", about="total size of these calls in a step")
 _CALLS: tuple[Figure[Any], ...] = (
     _OP,
-    Figure[int]("ranks", "workers", form="number", about="workers of the call's group"),
-    Figure[int]("nodes", "nodes", form="number", about="nodes of the call's group"),
+    Figure[int]("ranks", "workers", form="number", about="number of workers in the call's group"),
+    Figure[int]("nodes", "nodes", form="number", about="number of nodes in the call's group"),
     Figure[str]("backend", "backend", about="backend of the call's group"),
     Figure[float]("count", "times", form="four_digits", about="calls per step, mean of the measured steps"),
     Figure[float]("size_bytes", "size", "MB", form="megabytes", about="size of one call, as nccl-tests counts it"),
@@ -224,9 +224,9 @@ def _bar(row: Row) -> str:
 
 
 _PART = Figure[str]("part", "part", about="part of a step")
-_PART_TIME = Figure[float]("part_ms", "time", "ms", form="ms", about="time of a part, mean of the workers")
-_OF_STEP = Figure[float]("of_step", "of the step", form="share", about="a part's share of the step")
-_BAR_OF_STEP = Figure[str]("bar", about="that share as a bar", cell=_bar)
+_PART_TIME = Figure[float]("part_ms", "time", "ms", form="ms", about="time of a part of the step, mean of the workers")
+_OF_STEP = Figure[float]("of_step", "of the step", form="share", about="share of a part in the step time")
+_BAR_OF_STEP = Figure[str]("bar", about="the share of the step as a bar", cell=_bar)
 
 
 def _communication(summary: Summary) -> Iterator[tuple[str, ...]]:
@@ -309,14 +309,17 @@ def _missing(summary: Summary) -> Iterator[tuple[str, str]]:
         parts = dict.fromkeys((*PART_NAMES, "overlap"), split.mean)
     unknown = unknown_fields(summary)
     yield from ((name, figure.reason) for name, figure in unknown.items())
-    yield from summary.notes.items()
+    reported: dict[str, list[str]] = {}
+    for note in summary.notes:
+        reported.setdefault(note.concerns, []).append(note.message)
+    yield from ((name, "; ".join(messages)) for name, messages in reported.items())
     # The split repeats figures of the communication.
     of_step = bytes_per_step | unknown_fields(comm)
     of_step |= {name: figure for name, figure in (parts | unknown_fields(split)).items() if name not in of_step}
     yield from ((name, figure.reason) for name, figure in of_step.items() if name != "mean")
     if trace is not None:
         yield from ((name, figure.reason) for name, figure in unknown_fields(trace).items())
-        yield from trace.notes.items()
+        yield from ((note.concerns, note.message) for note in trace.notes)
     nodes: dict[tuple[str, str], list[str]] = {}
     for node in summary.nodes:
         for entry in dict.fromkeys(_unknown_of(node)):
@@ -336,4 +339,4 @@ def _unknown_of(node: NodeUse) -> Iterator[tuple[str, str]]:
             yield f"gpu {gpu.index} {_OF_DIVIDED if unknown == DIVIDED else name}", unknown.reason
     for name, unknown in unknown_fields(node).items():
         yield name.removesuffix("_s"), unknown.reason
-    yield from node.notes.items()
+    yield from ((note.concerns, note.message) for note in node.notes)

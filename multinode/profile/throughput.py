@@ -349,7 +349,7 @@ TGS = Figure[Estimate](
     has_range=True,
 )
 EFFECTIVE_TOKENS_PER_S = Figure[float](
-    "effective_tokens_per_s", about="tokens per second of all workers, without padding"
+    "effective_tokens_per_s", about="tokens per second of all workers, excluding padding"
 )
 STEP_TIME = Figure[Estimate](
     "step_time_ms",
@@ -376,7 +376,7 @@ MODEL_TFLOPS = Figure[float](
     "TFLOP/s",
     "a worker",
     form="figure",
-    about="TFLOP/s of a worker that the model needs",
+    about="TFLOP/s per worker that the model needs",
     csv="model_tflop_per_s_per_worker",
     # As Megatron-LM logs it.
     aliases=("throughput per GPU (TFLOP/s/GPU)",),
@@ -387,7 +387,7 @@ HARDWARE_TFLOPS = Figure[float](
     "hardware",
     "TFLOP/s",
     form="figure",
-    about="TFLOP/s of a worker, recomputation included",
+    about="TFLOP/s per worker, including recomputation",
     csv="hardware_tflop_per_s_per_worker",
 )
 HFU = Figure[float]("hfu", "HFU", form="share", about="hardware FLOPs utilization")

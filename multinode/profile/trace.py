@@ -19,7 +19,7 @@ from multinode.decoding import decode_json
 from multinode.findings.finding import Finding
 from multinode.findings.rule import Rule, RuleGroup
 from multinode.profile.calls import SeenCall
-from multinode.profile.figures import TraceView, WorkerTrace
+from multinode.profile.figures import NOTES, FigureNote, TraceView, WorkerTrace
 from multinode.profile.step_split import WorkerSplit
 from multinode.records.run_directory import RunDirectory
 from multinode.stats.time_spans import Interval, clip, gaps, intersect, length, merge, subtract
@@ -190,10 +190,24 @@ def read_trace(data: bytes, most_bytes: int = _MOST_BYTES) -> TraceEvents:
 _LARGEST_TRACE = 64 << 20
 
 
-def read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[int, TraceEvents], dict[str, str]]:
-    """The copied windows, by rank, and notes of why others cannot be read."""
+_UNFETCHED = NOTES.rule(
+    "trace-not-fetched",
+    about="a profiler's window that was not copied",
+    message="it was not fetched",
+    figures=("rank",),
+)
+_UNREADABLE = NOTES.rule(
+    "trace-unreadable",
+    about="a profiler's window that cannot be read",
+    message="it cannot be read: {reason}",
+    figures=("rank", "reason"),
+)
+
+
+def read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[int, TraceEvents], tuple[FigureNote, ...]]:
+    """The copied windows, by rank, and notes on why others cannot be read."""
     events: dict[int, TraceEvents] = {}
-    notes: dict[str, str] = {}
+    notes: list[FigureNote] = []
     for rank in ranks:
         path = directory.trace_path(rank)
         try:
@@ -201,10 +215,14 @@ def read_traces(directory: RunDirectory, ranks: Iterable[int]) -> tuple[dict[int
                 # A truncated trace is invalid, and the reader says so.
                 events[rank] = read_trace(file.read(_LARGEST_TRACE))
         except FileNotFoundError:
-            notes[f"trace of rank {rank}"] = "it was not fetched"
+            notes.append(_note_on(_UNFETCHED, rank))
         except (OSError, ValueError) as error:
-            notes[f"trace of rank {rank}"] = f"it cannot be read: {error}"
-    return events, notes
+            notes.append(_note_on(_UNREADABLE, rank, str(error)))
+    return events, tuple(notes)
+
+
+def _note_on(rule: Rule, rank: int, reason: str | None = None) -> FigureNote:
+    return FigureNote(**rule.fields(None, {"rank": rank, "reason": reason}), concerns=f"trace of rank {rank}")
 
 
 def _unpack(data: bytes, most_bytes: int) -> bytes:
@@ -427,6 +445,13 @@ _PAIRWISE = frozenset({"send", "recv", "sendrecv", "unknown"})
 
 _Key = tuple[int, str, str, int | None, int]
 
+_ONE_TRACED = NOTES.rule(
+    "one-worker-traced",
+    about="the window of one of several workers",
+    message="only rank {rank} was traced: its waiting for others counts as communication",
+    figures=("rank",),
+)
+
 
 def view_traces(
     traces: Mapping[int, TraceEvents],
@@ -451,9 +476,7 @@ def view_traces(
     """
     workers = tuple(_worker(rank, events) for rank, events in sorted(traces.items()))
     least = _waited_least(workers)
-    notes: dict[str, str] = {}
-    if len(traces) == 1 and world_size > 1:
-        notes["transfer"] = f"only rank {least.rank} was traced: its waiting for others counts as communication"
+    single = len(traces) == 1 and world_size > 1
     reductions = [span for span in traces[least.rank].collectives if _is_reduction(span)]
     return TraceView(
         workers=workers,
@@ -466,7 +489,7 @@ def view_traces(
             *_compare(least, counted, traces[least.rank].device, _by_bytes(called, scan, world_size)),
             *_judge_kernels(traces[least.rank], called),
         ),
-        notes=notes,
+        notes=(FigureNote(**_ONE_TRACED.fields(None, {"rank": least.rank}), concerns="transfer"),) if single else (),
     )
 
 
@@ -568,16 +591,19 @@ WINDOWS = RuleGroup("A profiler's window compared with the counters of the run")
 _WINDOW_FIGURES = ("window_exposed_ms", "window_step_ms")
 _BOTH_FIGURES = (*_WINDOW_FIGURES, "exposed_ms", "step_ms")
 _WINDOW = "{window_exposed_ms} of {window_step_ms}"
-_BOTH = f"Exposed communication per step is {_WINDOW} in the window and {{exposed_ms}} of {{step_ms}} by the counters"
+_BOTH = (
+    f"Exposed communication per step is {_WINDOW} in the profiler's window, and {{exposed_ms}} of {{step_ms}} "
+    "according to the counters"
+)
 _ALONE = WINDOWS.rule(
     "window-alone",
-    about="exposed communication that only the window shows",
-    message=f"Exposed communication per step is {_WINDOW} in the window; it is unknown elsewhere.",
+    about="only the profiler's window shows exposed communication",
+    message=f"Exposed communication per step is {_WINDOW} in the profiler's window; without the window, it is unknown.",
     figures=_WINDOW_FIGURES,
 )
 _AGREE = WINDOWS.rule(
     "agree",
-    about="exposed communication that agrees",
+    about="the window and the counters agree",
     message=f"{_BOTH}. They agree within {{apart:.1%}} of the step.",
     figures=_BOTH_FIGURES,
 )
@@ -586,48 +612,48 @@ _AGREE = WINDOWS.rule(
 def _difference(code: str, about: str, why: str, *figures: str) -> Rule:
     return WINDOWS.rule(
         code,
-        about=f"exposed communication that differs: {about}",
+        about=f"the window and the counters differ: {about}",
         message=f"{_BOTH}. They differ by {{apart:.0%}} of the step{why}.",
         figures=(*_BOTH_FIGURES, *figures),
     )
 
 
 _FEW = _difference(
-    "few-steps", "the window is short", "; the window has too few steps ({window_steps}) to judge", "window_steps"
+    "few-steps", "the window is short", ". The window has too few steps ({window_steps}) to judge", "window_steps"
 )
 _LONGER = _difference(
     "profiled-step",
     "the profiler slows the training",
-    ", because the profiler made a step {longer:.0%} longer",
+    ", because the profiler made each step {longer:.0%} longer",
     "longer",
 )
 _IDLE_GPU = _difference(
     "idle-gpu",
     "the GPU waits for the host",
-    ". The GPU computed for {busy_share:.0%} of the time. While it waits for the host and a collective runs, only "
-    "the trace counts that time as exposed: its figure is an upper bound",
+    ". The GPU computed for {busy_share:.0%} of the time. If a collective runs while the GPU waits for the host, only "
+    "the window counts that time as exposed communication. So the window's figure is an upper bound",
     "busy_share",
 )
-_UNEXPLAINED = _difference("unexplained", "nothing explains it", " for an unknown reason")
+_UNEXPLAINED = _difference("unexplained", "the reason is unknown", " for an unknown reason")
 _WINDOW_FITS = WINDOWS.rule(
     "window-fits-nccl-test",
-    about="an nccl-test that confirms the window, not the counters",
-    message="At the rate of nccl-test {run_id}, the {size:.3g} MB of a step take {took_ms}: the window agrees "
-    "with that, but the counters show more.",
+    about="an nccl-test agrees with the window, not with the counters",
+    message="At the speed of nccl-test {run_id}, a step's {size:.3g} MB take {took_ms}. The window agrees with that, "
+    "but the counters show more.",
     figures=("run_id", "took_ms"),
 )
 _COUNTERS_FIT = WINDOWS.rule(
     "counters-fit-nccl-test",
-    about="an nccl-test that confirms the counters, not the window",
-    message="At the rate of nccl-test {run_id}, the {size:.3g} MB of a step take {took_ms}: the counters agree "
-    "with that, but the window shows more.",
+    about="an nccl-test agrees with the counters, not with the window",
+    message="At the speed of nccl-test {run_id}, a step's {size:.3g} MB take {took_ms}. The counters agree with that, "
+    "but the window shows more.",
     figures=("run_id", "took_ms"),
 )
 _NO_KERNELS = WINDOWS.rule(
     "no-kernels",
-    about="collectives that are not NCCL kernels",
-    message="The trace has {kernels:.0f} NCCL kernels per step for {calls:.0f} calls: collectives that use copy "
-    "engines or symmetric memory are not NCCL kernels, so the trace's communication lacks them.",
+    about="collectives that run without NCCL kernels",
+    message="The trace has {kernels:.0f} NCCL kernels per step for {calls:.0f} calls. It does not show collectives "
+    "that use copy engines or symmetric memory, because they run without NCCL kernels.",
     figures=("kernels", "calls"),
 )
 

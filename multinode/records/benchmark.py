@@ -22,9 +22,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A message to measure.
 
     Attributes:
-        collective: one of COLLECTIVES.
-        size_bytes: size as nccl-tests counts it: of the whole buffer that is reduced, gathered, scattered or sent.
-        turns: number of parts of the iterations, which alternate with raw TCP around the ring of nodes; 0: no raw TCP.
+        collective: `all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `all_to_all` or `sendrecv`.
+        size_bytes: size as in nccl-tests: the size of the whole buffer that is reduced, gathered, scattered or sent.
+        turns: number of parts into which to divide the iterations. They alternate with raw TCP around the ring of
+            nodes. If 0, raw TCP is not measured.
     """
 
     collective: str = "all_reduce"
@@ -33,16 +34,18 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveTest(msgspec.Struct, frozen=True, kw_only=True, tag="collective-test"):
-    """A size scan: collectives over messages.
+    """A test of collectives over a list of message sizes.
 
     Attributes:
-        messages: messages to measure, in this order.
-        dtype: element type, a key of DTYPE_BYTES.
-        redop: the reduction, one of REDOPS; used only by all_reduce and reduce_scatter.
-        iters: timed iterations per message; fewer if they would exceed `max_seconds`, but at least `min_iters`.
+        messages: the messages to measure, in this order.
+        dtype: `int8`, `uint8`, `int32`, `int64`, `half`, `bfloat16`, `float` or `double`.
+        redop: `sum`, `prod`, `max`, `min` or `avg`. Only all_reduce and reduce_scatter use it.
+        iters: timed iterations per message.
+        min_iters: minimum number of timed iterations, if `iters` iterations would exceed `max_seconds`.
+        max_seconds: time limit per message.
         warmup_iters: warm-up iterations per message.
-        check: number of times to verify the values of each message; 0: never.
-        backend: `nccl`, `gloo`, Intel's `xccl`, Ascend's `hccl`, or None for the backend of the worker's accelerator.
+        check: number of times to verify the result of each message. 0 disables this.
+        backend: `nccl`, `gloo`, `xccl` (Intel) or `hccl` (Ascend). Default: the backend for the workers' accelerators.
     """
 
     training: ClassVar[None] = None  # it trains nothing

@@ -11,6 +11,7 @@ from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.hostfile import fold_numbers
 from multinode.cluster.quoting import Command, bracketed, render_command
 from multinode.errors import printable_line
+from multinode.findings.finding import Finding
 from multinode.levers.levers import NONE, Levers
 from multinode.records.benchmark import Benchmark
 from multinode.records.invocation import Invocation
@@ -111,19 +112,19 @@ class CodeCopy(msgspec.Struct, frozen=True, kw_only=True):
 class TraceWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that torch.profiler records on some workers."""
 
-    steps: int
-    after: int = 10  # the step after which it starts; earlier if the training is too short
-    ranks: tuple[int, ...] = ()  # ranks to trace; empty: the first of each node
+    steps: int  # number of steps to record
+    after: int = 10  # the step after which the trace starts. If the training is too short, it starts earlier
+    ranks: tuple[int, ...] = ()  # ranks to trace. Default: the first rank of each node
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What to record during a run.
 
     Attributes:
-        profile: whether workers record the times of their steps.
-        trace: steps that torch.profiler records after the warm-up. None: no steps.
-        sample_interval_s: interval between samples of a node's NICs, CPUs and GPUs.
-        nccl_inspector: whether NCCL's Inspector plugin records each operation.
+        profile: whether the workers record the times of their steps.
+        trace: steps that torch.profiler records after the warm-up. If None, it records no steps.
+        sample_interval_s: interval between two samples of the NICs, CPUs and GPUs of a node.
+        nccl_inspector: whether NCCL's Inspector plugin records every operation.
     """
 
     profile: bool = True
@@ -133,7 +134,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The command and place of every node for a job.
+    """The command that every node runs for a job, and where it runs.
 
     Attributes:
         engine: name of the engine, which starts the workers (job/engines/engine.py).
@@ -162,7 +163,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     code: CodeCopy | None = None
     command: Invocation | None = None
     nodes: tuple[NodePlan, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[Finding, ...] = ()
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -215,7 +216,7 @@ def plan_text(plan: LaunchPlan) -> str:
     header = [
         f"# {plan.job}: {_describe_workers(plan)}",
         f"# rendezvous at {bracketed(plan.rendezvous.addr)}:{plan.rendezvous.port}",
-        *(f"# note: {note}" for note in plan.notes),
+        *(f"# note: {note.message}" for note in plan.notes),
     ]
     if plan.code is not None:
         code = plan.code

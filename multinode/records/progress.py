@@ -455,7 +455,7 @@ def _largest(values: Sequence[float | None]) -> float | None:
 NODE_FIGURES: tuple[Figure[float], ...] = (
     Figure("step", about="last finished step of the node's workers"),
     Figure("total_steps", about="steps of the training"),
-    Figure("step_time_us", about="step time, median of the last steps"),
+    Figure("step_time_us", about="median step time of the last steps"),
     Figure(
         "samples_per_s", "samples", "(/s)", "tenths", "samples per second of the node's workers, over the last steps"
     ),
@@ -464,14 +464,18 @@ NODE_FIGURES: tuple[Figure[float], ...] = (
     Figure(
         "exposed_share", "exposed", "comm", "percent", "exposed communication divided by step time, over the last steps"
     ),
-    Figure("net_in_gbit_per_s", "net in", "Gbit/s", "thousandths", "received by the node's busiest NIC"),
-    Figure("net_out_gbit_per_s", "net out", "Gbit/s", "thousandths", "sent by the node's busiest NIC"),
+    Figure("net_in_gbit_per_s", "net in", "Gbit/s", "thousandths", "receive rate of the node's busiest NIC"),
+    Figure("net_out_gbit_per_s", "net out", "Gbit/s", "thousandths", "send rate of the node's busiest NIC"),
     Figure(
-        "link_share", "of", "link", "percent", "busier direction of the data-plane NIC, as a share of its line rate"
+        "link_share",
+        "of",
+        "link",
+        "percent",
+        ("traffic of the data-plane NIC in its busier direction, as a share of the line rate"),
     ),
-    Figure("gpu_percent", "SM", "(%)", "whole", "SM use of the node's GPUs, mean"),
-    Figure("gpu_memory_gib", "mem", "(GiB)", "tenths", "memory in use on the fullest GPU"),
-    Figure("gpu_power_w", "power", "(W)", "whole", "power draw of a GPU, mean"),
+    Figure("gpu_percent", "SM", "(%)", "whole", "mean SM use of the node's GPUs"),
+    Figure("gpu_memory_gib", "mem", "(GiB)", "tenths", "memory in use on the GPU that uses the most"),
+    Figure("gpu_power_w", "power", "(W)", "whole", "mean power draw per GPU"),
     Figure("gpu_temperature_c", "temp", "(C)", "whole", "temperature of the hottest GPU"),
     Figure("left_s", about="estimated time to the end of the training"),
 )

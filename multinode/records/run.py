@@ -182,7 +182,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of `run.json`.
+    """The contents of `run.json`, the record of a run.
 
     Attributes:
         status: `running`, `succeeded`, `failed`, `stopped` or `lost`.

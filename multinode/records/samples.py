@@ -27,9 +27,6 @@ Gauge = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 Celsius = Annotated[float, msgspec.Meta(ge=-100, le=250)]
 
 
-_UNSAMPLED = {"gpus": "no GPU samples: ", "cgroup": "no cgroup samples: "}
-
-
 class NoteSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="note"):
     """Something that could not be recorded, and why; `rank` is None if the node's sampler reports it."""
 
@@ -37,11 +34,6 @@ class NoteSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
     rank: Count | None = None
     # what is missing as a result: `gpus` or `cgroup` samples, or a lever (`compression`) that changed nothing; or empty
     lacks: str = ""
-
-    @property
-    def words(self) -> str:
-        """The message, and the samples that are missing."""
-        return f"{_UNSAMPLED.get(self.lacks, '')}{self.message}"
 
 
 class TokenWork(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="work"):

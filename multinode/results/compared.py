@@ -86,8 +86,8 @@ def compare_records(
     return ComparedRecords(kind=kinds[1], run_ids=names, figures=figures)
 
 
-NAME = Figure[str]("name", "figure", about="keys that lead to it in the document")
-VALUE = Figure[Estimate]("value", "value", form="interval", about="figure of a stored record")
+NAME = Figure[str]("name", "figure", about="path of the figure in the JSON document")
+VALUE = Figure[Estimate]("value", "value", form="interval", about="value of the figure in a stored record")
 
 
 def show(compared: ComparedRecords) -> Iterator[Block]:

@@ -32,9 +32,9 @@ _PARTS = {"run", "plan", "summary", "workload", "facts", "cluster", "verdict", "
 
 
 class StoredRun:
-    """A run on disk. Each part is decoded when it is first used, and kept; a missing part is None.
+    """A run on disk. Each part is decoded when it is first used. A missing part is None.
 
-    A part that cannot be decoded raises MultinodeError where it is used.
+    If a part cannot be decoded, its use raises MultinodeError.
 
     Args:
         directory: its files.

@@ -25,10 +25,12 @@ from multinode.records.run import Failure, NodeRun, Run
 from multinode.secret_values import is_secret
 from multinode.units import format_count, format_figure
 
-ENDS = RuleGroup("Why a cell of a series has no figures, or a repeat of it")
+ENDS = RuleGroup("Why a cell of a series, or a repeat, has no figures")
 NO_FIGURES = ENDS.rule("no-figures", about="a run without figures", message="{lacks}")
 _TOO_SHORT = ENDS.rule(
-    "too-short", about="a run that was stopped in time without figures", message="{lacks}: use a larger --minutes"
+    "too-short",
+    about=("a run that reached its time limit before it had figures"),
+    message="{lacks}: use a larger --minutes",
 )
 _FAILED = ENDS.rule("failed", about="the first failure of a run", message="{node}: {failure}")
 _KILLED = ENDS.rule(
@@ -42,15 +44,17 @@ _ENDED = ENDS.rule(
 )
 _STOPPED = ENDS.rule("stopped", about="a run that was stopped", message="it was stopped")
 BY_ANOTHER = ENDS.rule(
-    "stopped-by-another", about="a run that another command stopped", message="another multinode stopped it"
+    "stopped-by-another", about="a run that another command stopped", message="another multinode command stopped it"
 )
-CUT_OFF = ENDS.rule("cut-off", about="a run without a controller", message="its controller was killed")
-REFUSED = ENDS.rule("refused", about="a run that could not be made", message="{error}")
+CUT_OFF = ENDS.rule("cut-off", about="a run without a controller", message="the run's controller was killed")
+REFUSED = ENDS.rule("refused", about="a run that could not be started", message="{error}")
 NO_NODES = ENDS.rule("no-nodes", about="a step of bench without nodes", message="its nodes have failed")
-_REPEAT = ENDS.rule("repeat", about="a repeat; the others keep their figures", message="a repeat {how}: {why}")
+_REPEAT = ENDS.rule(
+    "repeat", about=("a failed repeat of a cell; the other repeats keep their figures"), message="a repeat {how}: {why}"
+)
 _LARGER = ENDS.rule(
     "larger-batch",
-    about="a cell that needs more memory than one that ran out of it",
+    about="a cell that needs more memory than a cell that ran out of memory",
     message="{small} already ran out of {memory}",
     figures=("small",),
 )

@@ -148,34 +148,34 @@ def lack_currency(rows: Sequence[CellRow]) -> bool:
 
 CHEAPEST = RuleGroup("The cheapest cell of a table by a deadline")
 _FOUND = CHEAPEST.rule(
-    "found", about="the cell, when it ends and what it costs", message="{label} is the cheapest {offer}"
+    "found", about="the cheapest cell, its duration and its cost", message="{label} is the cheapest {offer}"
 )
 _OTHER_JOBS = CHEAPEST.rule(
     "other_jobs",
-    about="none, as the full runs of the cells are different jobs",
-    message="Cells {other}, so their full runs differ and none is the cheapest. To select one value: --where "
-    "{column}=...",
+    about="none, because the full runs of the cells differ",
+    message="Cells {other}, so their full runs differ and their costs cannot be compared. To select one value: "
+    "--where {column}=...",
     figures=("other", "column"),
 )
 _UNTIMED = CHEAPEST.rule(
     "untimed",
-    about="none, as it is unknown how long the full run takes",
+    about="none, because the duration of the full run is unknown",
     message="The duration of the full run is unknown for every cell: {reason}.",
     figures=("reason",),
 )
 _TOO_LATE = CHEAPEST.rule(
     "too_late",
-    about="none, as no cell ends in time",
-    message="No cell finishes within {within}: the fastest, {label}, takes {takes}.",
+    about="none, because no cell finishes in time",
+    message="No cell finishes within {within}. The fastest, {label}, takes {takes}.",
 )
 _NO_PRICE = CHEAPEST.rule(
     "no_price",
-    about="none, as no cell that ends in time has a price",
+    about="none, because no cell that finishes in time has a price",
     message="No cell that finishes in time has a price. Set price= in the hostfile, or use a prices file.",
 )
 _CURRENCIES = CHEAPEST.rule(
     "currencies",
-    about="none, as prices are in several currencies",
+    about="none, because prices are in several currencies",
     message="Prices are in {currencies}, so the cheapest cell is unknown.",
 )
 
@@ -246,11 +246,14 @@ def _offer_words(offers: _Offers) -> Iterator[str]:
     best, takes, limit = offers.best, format_duration(offers.best.time_s.value), format_duration(offers.deadline_s)
     if offers.equal:
         also = f"within the deadline of {limit}, with {', '.join(offers.equal)}"
-        yield f"{also}: each costs {_amount(best)}; it is the fastest of them, {takes}."
+        yield f"{also}: each costs {_amount(best)}, and {best.label} is the fastest ({takes})."
     else:
         yield f"within the deadline of {limit}: the full run costs {_amount(best)} and takes {takes}."
     if best.time_s.high > offers.deadline_s:
-        late = f"By its 95% confidence interval it may take {format_duration(best.time_s.high)} and miss the deadline"
+        late = (
+            f"According to its 95% confidence interval, it may take {format_duration(best.time_s.high)} and miss the "
+            "deadline"
+        )
         if offers.safe is not None:
             yield f"{late}; the cheapest cell that will not miss it is {offers.safe.label}, for {_amount(offers.safe)}."
         else:

@@ -81,12 +81,12 @@ class Contradiction(Finding, frozen=True, kw_only=True):
 CONTRADICTIONS = RuleGroup("Contradictions of an imported row")
 _TWO_WAYS = CONTRADICTIONS.rule(
     "two-ways",
-    about="a figure that follows from others of the row, which give another value",
+    about="a figure that differs from the value that other figures of the row imply",
     message="{first} is {value}, but {other} is {other_value}: {size}",
 )
 OUT_OF_MEMORY_WITH_FIGURES = CONTRADICTIONS.rule(
     "out-of-memory-with-figures",
-    about="a row that ran out of memory and has a speed or a runtime",
+    about="a row that ran out of memory but has a speed or a runtime",
     message="it ran out of memory but has {figures}",
 )
 
@@ -385,12 +385,12 @@ BOUGHT_WITH = 10_000
 LABEL = Figure[str](
     "label",
     "cell",
-    about="name of the cell, unique in its table",
+    about="unique name of the cell",
     aliases=("name", "cell", "config", "configuration", "setup", "experiment"),
 )
 SOURCE = Figure[str]("source", "source", about="`measured` here, or `imported`")
 STATE = Figure[str]("state", about="`measured`, `out_of_memory`, `skipped`, `failed` or `waiting`")
-OUT_OF = Figure[str]("out_of", about="whose memory was insufficient, `gpu` or `node`")
+OUT_OF = Figure[str]("out_of", about="`gpu` or `node`, whichever ran out of memory")
 REASON = Figure[str]("reason", about="why there are no figures")
 PARAMETERS = Figure[float](
     "parameters",
@@ -406,7 +406,7 @@ TRAINABLE_PARAMETERS = Figure[float](
     "trainable_parameters",
     "trainable",
     form="number",
-    about="parameters with gradients",
+    about="trainable parameters",
     phrase="trainable parameters",
     aliases=("trainable_params", "num_trainable_params", "num_trainable_parameters"),
 )
@@ -416,7 +416,7 @@ PARAMETERS, TRAINABLE_PARAMETERS = (
 DEVICE = Figure[str](
     "device",
     "device",
-    about="device that a worker computes on",
+    about="device on which a worker computes",
     aliases=("gpu", "gpu_name", "device_name", "gpu_type", "gpu_model", "accelerator"),
     cell=_device,
     alike=device_key,
@@ -425,13 +425,13 @@ NETWORK = Figure[float](
     "network_gbit_per_s",
     "link",
     form="number",
-    about="rate of all NICs of a node together",
+    about="total rate of a node's NICs",
     aliases=("link_gbit_per_s",),
     cell=_link,
 )
 NICS = Figure[int]("nics", form="number", about="NICs of a node")
 RDMA = Figure[bool]("rdma", about="whether collectives use RDMA", aliases=("use_rdma",))
-TOKENS_PER_SAMPLE = Figure[float]("tokens_per_sample", form="number", about="tokens of a sample, padded, on average")
+TOKENS_PER_SAMPLE = Figure[float]("tokens_per_sample", form="number", about="mean tokens per sample, including padding")
 SPEED = msgspec.structs.replace(SAMPLES_PER_S, cell=_speed)
 SPEED_RANGE = Figure[Estimate](
     "samples_per_s_range", "from, to", form="range", about="interval of samples/s over repeats", cell=_speed_range
@@ -452,7 +452,7 @@ PEAK_MEMORY = Figure[float](
     "memory",
     "GiB",
     form="figure",
-    about="peak memory of the worker that needed the most",
+    about="peak memory of the worker that used the most",
     aliases=("memory_gib", "gpu_memory_gib"),
 )
 SAMPLES_PER_MONEY = Figure[float](
@@ -463,14 +463,14 @@ SAMPLES_PER_MONEY = Figure[float](
     about="samples per unit of money at the hourly price",
 )
 PRICE_PURCHASE = Figure[float](
-    "price_purchase", "price", f"{MONEY} to buy", form="money", about="what the nodes, or their GPUs, cost to buy"
+    "price_purchase", "price", f"{MONEY} to buy", form="money", about="purchase price of all nodes, or of their GPUs"
 )
 SPEED_PER_PURCHASE = Figure[float](
     "samples_per_s_per_purchase",
     "samples/s",
     f"for {BOUGHT_WITH:,} {MONEY}",
     form="figure",
-    about="samples per second per unit of the purchase price",
+    about="samples per second divided by the purchase price",
     cell=_speed_bought,
 )
 CURRENCY = Figure[str]("currency", about="currency of the prices")

@@ -16,27 +16,29 @@ FROM_PRICES = RuleGroup("Notes on the prices of a table")
 
 FULL_RUN_OF_STEPS = OWN.rule(
     "full-run-of-steps",
-    about="what the job trains if its length is given in steps",
-    message="The full run is {samples:,} samples in every cell ({steps:,} steps of {batch:,} samples per worker on "
-    "{workers:,} workers). Its time follows from the rate of the measured steps.",
+    about="the full run, if its length is given in steps",
+    message="In every cell, the full run has {samples:,} samples ({steps:,} steps of {batch:,} samples per worker on "
+    "{workers:,} workers). Its time is calculated from the speed of the measured steps.",
     figures=("samples", "steps", "batch", "workers"),
 )
 FULL_RUN_OF_EPOCHS = OWN.rule(
     "full-run-of-epochs",
-    about="what the job trains if its length is given in epochs",
-    message="The full run is {times} of the dataset{size}. Its time follows from the rate of the measured steps.",
+    about="the full run, if its length is given in epochs",
+    message=(
+        "The full run has {times} of the dataset{size}. Its time is calculated from the speed of the measured steps."
+    ),
     figures=("epochs",),
 )
 IGNORED_COLUMNS = OWN.rule(
     "ignored-columns",
-    about="columns of an imported table that were left out on request",
+    about="columns of an imported table that were ignored on request",
     message="Ignored columns: {names}.",
     figures=("names",),
 )
 LABEL_COLUMNS = OWN.rule(
     "label-columns",
-    about="columns of an imported table whose titles are unknown, and whose texts label the rows",
-    message="Columns of text with unknown titles are labels: {names}.",
+    about="text columns of an imported table with unknown titles, which label the rows",
+    message="These text columns have unknown titles and are used as labels: {names}.",
     figures=("names",),
 )
 NO_ROW = OWN.rule(
@@ -48,30 +50,30 @@ NO_ROW = OWN.rule(
 
 BATCH_TERMS = FROM_ROWS.rule(
     "batch-terms",
-    about="what batch, accumulation and global batch are called elsewhere",
-    message="Batch: per_device_train_batch_size in Hugging Face, train_micro_batch_size_per_gpu in DeepSpeed. "
-    "Accumulation: gradient_accumulation_steps in both. Global batch: batch x accumulation x workers; it is the total "
-    "train batch size in Hugging Face and train_batch_size in DeepSpeed.",
+    about="names of batch, accumulation and global batch in other projects",
+    message="Batch is per_device_train_batch_size in Hugging Face and train_micro_batch_size_per_gpu in DeepSpeed. "
+    "Accumulation is gradient_accumulation_steps in both. Global batch is batch x accumulation x workers: the total "
+    "train batch size in Hugging Face, and train_batch_size in DeepSpeed.",
 )
 OTHER_WORK = FROM_ROWS.rule(
     "other-work",
-    about="rows whose samples are different amounts of work, so that their samples/s cannot be compared",
+    about="rows with samples of different size, whose samples/s cannot be compared",
     message="Rows {work}: {so}.",
 )
 IMPORTED = FROM_ROWS.rule(
     "imported",
     about="rows of an imported table",
-    message="Imported rows were measured elsewhere, with unknown methods.",
+    message="Imported rows were measured elsewhere; the methods are unknown.",
 )
 FEW_EXPOSED = FROM_ROWS.rule(
     "few-exposed",
-    about="rows whose exposed communication is known in fewer steps than were measured",
-    message="Exposed communication is known in fewer steps than were measured in {rows}; {label}: {steps}.",
+    about="rows in which exposed communication is known for only some of the measured steps",
+    message="In {rows}, exposed communication is known for only some of the measured steps; {label}: {steps}.",
 )
 CURRENCIES = FROM_ROWS.rule(
     "currencies",
     about="prices in several currencies",
-    message="Prices are in {currencies}, which cannot be compared.",
+    message="Prices are in {currencies}, so they cannot be compared.",
     figures=("currencies",),
 )
 
@@ -84,12 +86,12 @@ FILED_PRICES = FROM_PRICES.rule(
 ASSUMED_CURRENCY = FROM_PRICES.rule(
     "assumed-currency",
     about="prices without a currency",
-    message="Prices without a currency, from a hostfile or an imported table, are assumed to be in {currency}.",
+    message="Prices without a currency, from a hostfile or an imported table, are taken to be in {currency}.",
     figures=("currency",),
 )
 UNPRICED = FROM_PRICES.rule(
     "unpriced",
-    about="devices that the prices file does not have",
+    about="devices without a price in the prices file",
     message="The prices file has no price for {devices}, so cells with these devices have no price.",
     figures=("devices",),
 )
@@ -119,6 +121,6 @@ def notes_of(rows: Sequence[CellRow]) -> Iterator[Finding]:
 def _so(rows: Sequence[CellRow]) -> str:
     names = differing(rows)
     if not names:
-        return "a sample may be a different amount of work in each row, so samples/s may not be comparable"
+        return "a sample may need a different amount of work in each row, so samples/s may not be comparable"
     tokens = "compare tokens/s" if names == ("sequence_length",) else "samples/s are not comparable"
-    return f"a sample is a different amount of work in each row, so {tokens}"
+    return f"a sample needs a different amount of work in each row, so {tokens}"

@@ -99,11 +99,14 @@ class TableColumn(msgspec.Struct, frozen=True):
 
 _COLUMNS = (
     TableColumn(
-        LABEL, "text", written="name", about="name of the row. Default: made of the columns that distinguish the rows"
+        LABEL,
+        "text",
+        written="name",
+        about=("name of the row. By default, multinode makes it from the columns that distinguish the rows"),
     ),
     TableColumn(MODEL, "text"),
     TableColumn(PARAMETERS, "number", about="parameters of the whole model: `7B`, `110M`"),
-    TableColumn(TRAINABLE_PARAMETERS, "number", about="trainable parameters, such as those of an adapter"),
+    TableColumn(TRAINABLE_PARAMETERS, "number", about="trainable parameters, for example of an adapter"),
     TableColumn(DATASET, "text"),
     TableColumn(DEVICE, "text"),
     TableColumn(WORLD_SIZE, "count", written="devices", about="total number of GPUs"),
@@ -119,8 +122,8 @@ _COLUMNS = (
             *("inter_node_network", "inter_node_link", "inter_node_bandwidth", "nic", "nic_speed", "nic_bandwidth"),
         ),
     ),
-    TableColumn(RDMA, "flag", about="true or false, if the link does not state it"),
-    TableColumn(METHOD, "text", about="training method, in your own words"),
+    TableColumn(RDMA, "flag", about="true or false; needed if the link does not show it"),
+    TableColumn(METHOD, "text", about="training method, in any words"),
     TableColumn(LORA_RANK, "count"),
     TableColumn(STAGE, "text"),
     TableColumn(STRATEGY, "text"),
@@ -131,7 +134,7 @@ _COLUMNS = (
     TableColumn(PER_DEVICE_BATCH, "count"),
     TableColumn(ACCUMULATION, "count"),
     TableColumn(
-        Figure("all_devices_batch", about="samples of a micro-batch of all workers", aliases=("train_bs",)), "count"
+        Figure("all_devices_batch", about="samples per micro-batch of all workers", aliases=("train_bs",)), "count"
     ),
     TableColumn(GLOBAL_BATCH, "count"),
     TableColumn(DATASET_SAMPLES, "count", written="samples"),
@@ -141,7 +144,7 @@ _COLUMNS = (
     TableColumn(
         Figure(
             "steps",
-            about="steps of the whole training",
+            about="number of steps in the whole training",
             aliases=("global_step", "optimizer_steps", "total_steps", "num_steps"),
         ),
         "count",
@@ -197,11 +200,11 @@ _COLUMNS = (
         ),
     ),
     TableColumn(ENERGY, "measured"),
-    TableColumn(PRICE_PER_HOUR, "price", about="price of all devices of the row"),
-    TableColumn(PRICE_PURCHASE, "price", about="price of all devices of the row"),
+    TableColumn(PRICE_PER_HOUR, "price", about="price of all the row's devices"),
+    TableColumn(PRICE_PURCHASE, "price", about="price of all the row's devices"),
     TableColumn(Figure("price_gpu_per_hour", about="price of one device"), "price"),
     TableColumn(Figure("price_purchase_gpu", about="price of one device"), "price"),
-    TableColumn(CURRENCY, "text", about="one word, for the row's own prices"),
+    TableColumn(CURRENCY, "text", about="currency of the row's prices, as one word"),
 )
 
 COLUMNS = {column.name: column for column in _COLUMNS}

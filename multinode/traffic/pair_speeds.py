@@ -47,8 +47,8 @@ class PairSpeed(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-SENDER = Figure[str]("source", "from \\ to", about="node that sends; the columns are those that receive")
-PAIR_RATE = Figure[PairSpeed]("gbit_per_s", "to", "Gbit/s", form="figure", about="payload of raw TCP to a node")
+SENDER = Figure[str]("source", "from \\ to", about="node that sends; each column is a node that receives")
+PAIR_RATE = Figure[PairSpeed]("gbit_per_s", "to", "Gbit/s", form="figure", about="payload rate of raw TCP to a node")
 
 
 class RoundTrip(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,48 +227,47 @@ def _odd(kind: str, *, about: str, message: str, hint: str) -> NetworkRule:
 _ODD = {
     "node": _odd(
         "node",
-        about="a node that is slow both ways with every peer",
+        about="a node that is slow in both directions with every peer",
         message="{node} sends and receives at most {best} with any peer, {measure}",
-        hint="check the cable, switch port and other traffic of {node!s}; run this on {node!s}: ip -s link; tc -s "
-        "qdisc",
+        hint="check the cable, switch port and other traffic of {node!s}; run on {node!s}: ip -s link; tc -s qdisc",
     ),
     "sends": _odd(
         "sends",
         about="a node that sends slowly to every peer",
         message="{node} sends at most {best} to any peer, {measure}, but receives at full speed",
-        hint="look for a traffic shaper or other traffic on {node!s}: tc -s qdisc; ip -s link",
+        hint="look for a traffic shaper or other traffic on {node!s}; run there: tc -s qdisc; ip -s link",
     ),
     "receives": _odd(
         "receives",
         about="a node that receives slowly from every peer",
         message="{node} receives at most {best} from any peer, {measure}, but sends at full speed",
-        hint="look for lost packets, a policer, or other traffic to {node!s}: ip -s link there; "
+        hint="look for lost packets, a policer, or other traffic to {node!s}: run ip -s link there, and "
         f"{_LOST} on its peers",
     ),
     "cable": _odd(
         "cable",
-        about="two nodes that are slow both ways",
+        about="two nodes that are slow in both directions",
         message="a stream between {node} and {peer} reaches at most {best} in both directions, {measure}",
-        hint="check the cable, NIC and switch port of {node!s} and {peer!s}, and the path between them; run this on "
-        "both: ip -s link; replace one cable",
+        hint="check the cable, NIC and switch port of {node!s} and {peer!s}, and the path between them; run ip -s "
+        "link on both; replace one cable",
     ),
     "one_way": _odd(
         "one_way",
-        about="two nodes that are slow one way",
+        about="two nodes that are slow in one direction",
         message="a stream from {node} to {peer} reaches {best}, {measure}",
-        hint="the traffic of {node!s} is shaped, or lost on the path to {peer!s}; on {node!s}: tc -s qdisc; on "
-        "{peer!s}: ip -s link",
+        hint="traffic of {node!s} may be shaped, or lost on the path to {peer!s}: run tc -s qdisc on {node!s}, and ip "
+        "-s link on {peer!s}",
     ),
     "all": _odd(
         "all",
         about="all streams",
         message="no stream between the nodes exceeds {best}, {measure}",
-        hint="check the shared switch, other traffic and busy CPUs; measure again on an idle network",
+        hint="check the shared switch, other traffic and busy CPUs, and measure again on an idle network",
     ),
 }
 _FAILED = ODD.cause(
     "odd_failed",
-    about="streams that did not run",
+    about="streams that failed",
     message="{streams}: {reason}",
     hint="look for a firewall or a node that is down: multinode check",
 )

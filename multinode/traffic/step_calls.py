@@ -24,7 +24,7 @@ _GATHERING_STAGE = 3
 
 
 class Strategy(enum.StrEnum):
-    """How parameters, gradients and optimizer states are sharded over the workers.
+    """How the parameters, gradients and optimizer states are sharded over the workers.
 
     Attributes:
         option: as options and files spell it.

@@ -62,7 +62,7 @@ NO_ANSWER = Refusal(
 )
 NO_NAME = Refusal(
     kind=ResolveError,
-    catches="a node's name does not resolve",
+    catches="the name of a node does not resolve",
     message="the name {host!r} does not resolve to an address",
     hint="correct the name in the hostfile, or give it a HostName in ~/.ssh/config",
     texts=("Could not resolve hostname {host}:", "hostname contains invalid characters"),
@@ -71,13 +71,13 @@ CHANGED_KEY = Refusal(
     kind=HostKeyError,
     catches="a host key differs from known_hosts",
     message=(
-        "its host key has changed: it presents {shown}, known_hosts has {known}. The node was reinstalled, or "
+        "its host key has changed: it presents {shown}, but known_hosts has {known}. The node was reinstalled, or "
         "something intercepts the connection"
     ),
     hint=(
-        "on its console, print its key with the first command (or similar). If it matches the new key, run the second "
-        "command here:\nssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub\nssh-keygen -f {file} -R {entry} && {accept} "
-        "true"
+        "print the key on the node's console with the first command (or a similar one). If it matches the new key, "
+        "run the second command on this machine:\nssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub\nssh-keygen -f "
+        "{file} -R {entry} && {accept} true"
     ),
     texts=("REMOTE HOST IDENTIFICATION HAS CHANGED",),
 )
@@ -86,8 +86,8 @@ REVOKED_KEY = Refusal(
     catches="a host key is revoked (@revoked, RevokedHostKeys)",
     message="its host key was revoked ({fingerprint})",
     hint=(
-        "if this is a mistake, remove it from RevokedHostKeys or @revoked; otherwise create a new key on the node, as "
-        "root:\nrm /etc/ssh/ssh_host_*; ssh-keygen -A"
+        "if it was revoked by mistake, remove it from RevokedHostKeys or @revoked; otherwise create a new key on the "
+        "node, as root:\nrm /etc/ssh/ssh_host_*; ssh-keygen -A"
     ),
     texts=("REVOKED HOST KEY", "revoked by file", "was revoked"),
 )
@@ -96,13 +96,13 @@ BAD_CERTIFICATE = Refusal(
     catches="a host certificate is invalid (expired, for another name, from an unknown CA)",
     message="its host certificate is invalid: {reason}",
     hint=(
-        "have the CA sign the node's host key again for the name that you use; or compare {fingerprint} and accept "
+        "let the CA sign the node's host key again, for the name that you use; or compare {fingerprint} and accept "
         "the key once:\n{accept} -o HostKeyAlgorithms=-*-cert-* true"
     ),
 )
 KEPT_NOWHERE = Refusal(
     kind=HostKeyError,
-    catches="a host key is unknown and cannot be stored (UserKnownHostsFile /dev/null)",
+    catches="a host key is unknown and is not stored (UserKnownHostsFile /dev/null)",
     message=(
         "its host key is unknown ({fingerprint}), and the SSH configuration stores no keys (UserKnownHostsFile "
         "/dev/null)"
@@ -121,10 +121,10 @@ UNKNOWN_KEY = Refusal(
 )
 NO_ALGORITHM = Refusal(
     kind=ConnectError,
-    catches="client and sshd have no algorithm in common (an old sshd, or a hardened one)",
-    message="no SSH connection to {where}: no {what} in common; it offers {offer}",
-    hint="allow one of these for it in ~/.ssh/config (KexAlgorithms, HostKeyAlgorithms, Ciphers or MACs, with + before "
-    "the name), or update its sshd",
+    catches="ssh and sshd have no algorithm in common (sshd is old or hardened)",
+    message="no SSH connection to {where}: ssh and sshd have no {what} in common; sshd offers {offer}",
+    hint="allow one of these for the node in ~/.ssh/config (KexAlgorithms, HostKeyAlgorithms, Ciphers or MACs, with + "
+    "before the name), or update its sshd",
     texts=("no matching {what} found. Their offer: {offer}",),
 )
 NOT_SSH = Refusal(
@@ -142,13 +142,13 @@ NOT_SSH = Refusal(
 )
 NO_PLACE = Refusal(
     kind=ConnectError,
-    catches="sshd drops the connection immediately (MaxStartups or a block list)",
+    catches="sshd closes the connection immediately (MaxStartups or a block list)",
     message=(
-        "no SSH connection to {where}: sshd closed it before login: too many logins (MaxStartups), or it blocks this "
-        "machine"
+        "no SSH connection to {where}: sshd closed it before login, because of too many logins (MaxStartups) or "
+        "because it blocks this machine"
     ),
     hint=(
-        "close other logins there or raise MaxStartups in its sshd_config; check whether fail2ban or "
+        "close other logins to the node, or raise MaxStartups in its sshd_config; check whether fail2ban or "
         "PerSourcePenalties blocks this machine"
     ),
     texts=(
@@ -162,21 +162,21 @@ FROZEN = Refusal(
     kind=ConnectError,
     catches="sshd is frozen or overloaded",
     message="no SSH connection to {where}: the port accepts connections, but sshd does not answer in time",
-    hint="sshd hangs there, or another program listens: restart it from the node's console",
+    hint="sshd hangs, or another program listens on the port: restart sshd from the node's console",
     texts=("timed out during banner exchange", "Connection to ... port ... timed out"),
 )
 REFUSED = Refusal(
     kind=ConnectError,
     catches="no sshd listens on the node's port",
     message="no SSH connection to {where}: refused",
-    hint="no sshd listens there: start it on the node, or set another port= in the hostfile",
+    hint="no sshd listens on this port: start sshd on the node, or set port= in the hostfile",
     texts=("connect to host ...: Connection refused",),
 )
 TIMED_OUT = Refusal(
     kind=ConnectError,
     catches="a node is down, or a firewall drops SSH",
     message="no SSH connection to {where}: timed out",
-    hint="the node is down, or a firewall drops the packets: try to ping it",
+    hint="the node is down, or a firewall drops the packets: ping the node",
     texts=("connect to host ...: Connection timed out", "connect to host ...: Operation timed out"),
 )
 NO_ROUTE = Refusal(
@@ -192,32 +192,32 @@ NO_ROUTE = Refusal(
 )
 STILL_OPENING = Refusal(
     kind=ConnectError,
-    catches="a connection takes longer to open than the command's deadline",
+    catches="a connection does not open before the deadline of the command",
     message="no SSH connection to {where}: timed out while connecting",
-    hint="see how far it gets:\n{verbose} true",
+    hint="see how far the connection gets:\n{verbose} true",
 )
 FORWARD_REFUSED = Refusal(
     kind=ConnectError,
     catches="a jump host does not forward",
     message=(
-        "its jump host {gate} does not forward to {where}: AllowTcpForwarding or PermitOpen in its sshd_config, or "
-        "no-port-forwarding for your key there"
+        "its jump host {gate} does not forward to {where}, because of AllowTcpForwarding or PermitOpen in "
+        "sshd_config, or no-port-forwarding for your key"
     ),
-    hint="allow it there (AllowTcpForwarding yes), or name another jump host: jump= in the hostfile",
+    hint="allow forwarding on the jump host (AllowTcpForwarding yes), or name another jump host: jump= in the hostfile",
     texts=("administratively prohibited",),
 )
 TARGET_REFUSED = Refusal(
     kind=ConnectError,
     catches="a jump host cannot reach a node",
     message="its jump host {gate} cannot reach {where}: {reason}",
-    hint="correct the name, address or port that the jump host uses for the node, and check that the node is up",
+    hint="correct the node's name, address or port as seen from the jump host, and check that the node is up",
     texts=("open failed: connect failed: {reason}",),
 )
 TOO_MANY_KEYS = Refusal(
     kind=AuthError,
-    catches="more keys are offered than sshd accepts (MaxAuthTries)",
-    message="sshd accepts no more keys: too many authentication failures (offered: {tried})",
-    hint="offer only the right key: IdentitiesOnly yes and IdentityFile for it in ~/.ssh/config",
+    catches="ssh offers more keys than sshd accepts (MaxAuthTries)",
+    message="sshd closed the login after too many keys (offered: {tried})",
+    hint="offer only the right key: set IdentitiesOnly yes and IdentityFile for the node in ~/.ssh/config",
     texts=("Too many authentication failures",),
 )
 SECOND_FACTOR = Refusal(
@@ -225,46 +225,49 @@ SECOND_FACTOR = Refusal(
     catches="sshd requires a second factor",
     message="the key was accepted, but sshd also requires {methods}",
     hint=(
-        "log in once, and multinode reuses that connection: set ControlMaster auto, ControlPath ~/.ssh/cm-%C, "
-        "ControlPersist 8h for it in ~/.ssh/config; then:\n{login} true"
+        "log in once; multinode then reuses that connection. Set ControlMaster auto, ControlPath ~/.ssh/cm-%C and "
+        "ControlPersist 8h for the node in ~/.ssh/config, then log in:\n{login} true"
     ),
 )
 REFUSED_KEY = Refusal(
     kind=AuthError,
     catches="a node refuses your keys",
-    message="it refused your keys for user {user!r} (tried: {tried})",
-    hint="set user= and key= in the hostfile (User and IdentityFile for a jump host), or copy your key to it:\n{copy}",
+    message="sshd refused your keys for user {user!r} (tried: {tried})",
+    hint=(
+        "set user= and key= in the hostfile (for a jump host: User and IdentityFile in ~/.ssh/config), or copy your "
+        "key to the node:\n{copy}"
+    ),
     texts=("Permission denied (...)",),
 )
 NO_KEY_TAKEN = Refusal(
     kind=AuthError,
-    catches="an sshd accepts no keys",
-    message="sshd accepts no keys for user {user!r}: it requires {methods}",
+    catches="sshd does not accept keys",
+    message="sshd does not accept keys for user {user!r}; it requires {methods}",
     hint=(
-        "allow keys in its sshd_config (PubkeyAuthentication yes); or log in once, and multinode reuses that "
-        "connection: set ControlMaster auto, ControlPath ~/.ssh/cm-%C, ControlPersist 8h for it in ~/.ssh/config; "
-        "then:\n{login} true"
+        "allow keys in its sshd_config (PubkeyAuthentication yes); or log in once; multinode then reuses that "
+        "connection. Set ControlMaster auto, ControlPath ~/.ssh/cm-%C and ControlPersist 8h for the node in "
+        "~/.ssh/config, then log in:\n{login} true"
     ),
 )
 OPEN_KEY = Refusal(
     kind=AuthError,
-    catches="a private key is readable by others, so ssh does not use it",
-    message="its key {file} is readable by others, so ssh does not use it",
-    hint="restrict it:\nchmod 600 {file}",
+    catches="others can read a private key, so ssh does not use it",
+    message="other users can read the key {file}, so ssh does not use it",
+    hint="restrict its permissions:\nchmod 600 {file}",
     texts=("Permissions ... for '{file}' are too open",),
 )
 LOCKED_KEY = Refusal(
     kind=AuthError,
     catches="a key has a passphrase and is not loaded",
-    message="its key {file} has a passphrase",
-    hint="load it into the agent first:\nssh-add {file}",
+    message="the key {file} has a passphrase",
+    hint="load it into the SSH agent first:\nssh-add {file}",
 )
 AGENT_REFUSED = Refusal(
     kind=AuthError,
-    catches="an SSH agent does not sign (a key needs confirmation or touch, or the agent is locked)",
+    catches="the SSH agent does not sign (the key needs confirmation or touch, or the agent is locked)",
     message="the SSH agent did not sign with a key that the node accepts: signing failed{reason}",
     hint=(
-        "confirm or touch the key for one login by hand, and multinode reuses that connection: set ControlMaster "
+        "log in once by hand and confirm or touch the key; multinode then reuses that connection. Set ControlMaster "
         "auto, ControlPath ~/.ssh/cm-%C, ControlPersist 8h for it in ~/.ssh/config; then:\n{login} true"
     ),
     texts=("sign_and_send_pubkey: signing failed{reason}",),
@@ -272,7 +275,7 @@ AGENT_REFUSED = Refusal(
 BAD_KEY = Refusal(
     kind=AuthError,
     catches="a key file is not a private key",
-    message="its key {file} is unusable: {reason}",
+    message="the key {file} is unusable: {reason}",
     hint="use the private key, not the .pub file: key= in the hostfile, or IdentityFile",
     texts=('Load key "{file}": {reason}',),
 )
@@ -281,103 +284,108 @@ MAX_SESSIONS = Refusal(
     catches="sshd allows no more sessions on the connection (MaxSessions)",
     message="sshd refused another session on the connection",
     hint=(
-        "raise MaxSessions in its sshd_config (3 is enough); or close your own full connection (ControlMaster):\nssh "
-        "-O exit {name}"
+        "raise MaxSessions in its sshd_config (3 is enough), or close your own connection that has too many sessions "
+        "(ControlMaster):\nssh -O exit {name}"
     ),
     texts=("Session open refused by peer", "session request failed"),
 )
 NO_EXEC = Refusal(
     kind=NodeFailed,
-    catches="an sshd runs no commands for the user: no shell, sftp only",
-    message="sshd there runs no commands: the exec request failed",
+    catches="sshd runs no commands for the user (no shell, or sftp only)",
+    message="sshd does not run commands: the exec request failed",
     hint=(
-        "the user's shell must exist (getent passwd USER on its console), and its sshd_config must not force "
-        "internal-sftp"
+        "check that the user's shell exists (getent passwd USER on the node's console), and that sshd_config does not "
+        "force internal-sftp"
     ),
     texts=("exec request failed",),
 )
 LOGIN_ENDED = Refusal(
     kind=AuthError,
-    catches="sshd closes the login: an expired account, pam_access, /etc/nologin",
+    catches="sshd closes the login (expired account, pam_access, /etc/nologin)",
     message="sshd closed the login of user {user!r}: {reason}",
     hint=(
-        "see sshd's log on the node (journalctl -u ssh): an expired account, access rules, /etc/nologin; to use "
-        "another user, set user= in the hostfile"
+        "look in sshd's log on the node (journalctl -u ssh) for an expired account, access rules or /etc/nologin; to "
+        "use another user, set user= in the hostfile"
     ),
     texts=("Connection closed by", "Connection reset by", "Received disconnect from ... port ...:...: {reason}"),
 )
 SLOW_LOGIN = Refusal(
     kind=ConnectError,
     catches="a login takes too long (a reverse DNS lookup, LDAP)",
-    message="sshd on {where} negotiated keys but did not finish the login in time",
-    hint="find what it waits for: set UseDNS no in its sshd_config; check LDAP or another source of accounts and keys",
+    message="sshd on {where} exchanged keys but did not finish the login in time",
+    hint=(
+        "find out what sshd waits for: set UseDNS no in its sshd_config, and check LDAP or other sources of accounts "
+        "and keys"
+    ),
 )
 OTHERWISE = Refusal(
     kind=ConnectError,
     catches="an SSH connection fails for another reason",
     message="no SSH connection to {where}: {reason}",
-    hint="see OpenSSH's messages:\n{verbose} true",
+    hint="see OpenSSH's debug messages:\n{verbose} true",
 )
 BEYOND_FABRIC = Refusal(
     kind=ConnectError,
     catches="an SSH connection through Fabric fails for another reason",
     message="no SSH connection to {where} through Fabric: {reason}",
     hint=(
-        "install an OpenSSH client, which multinode uses by default; on Debian or Ubuntu, as root:\napt-get install "
+        "install the OpenSSH client, which multinode uses by default. On Debian or Ubuntu, as root:\napt-get install "
         "openssh-client"
     ),
 )
 SWALLOWED = Refusal(
     kind=NodeFailed,
     catches="a shell exits before it runs a command: `exit` in ~/.bashrc, or another ForceCommand",
-    message="a start-up script there (~/.bashrc, ~/.ssh/rc, a ForceCommand) swallowed the command{printed}",
+    message=(
+        "the command did not run, because of a start-up script there (~/.bashrc, ~/.ssh/rc, a ForceCommand){printed}"
+    ),
     hint=(
-        "the command below must print ok immediately; a start-up script may run what prevents this only after a test "
-        "for a terminal, such as [ -t 0 ]:\n{login} echo ok"
+        "this command must print ok immediately. If a start-up script prevents that, let it test for a terminal "
+        "first, for example with [ -t 0 ]:\n{login} echo ok"
     ),
 )
 SILENT = Refusal(
     kind=ContactLost,
     catches="a shell runs no command in time: ~/.bashrc waits for input or starts another shell, or it hangs",
     message=(
-        "it opens sessions but ran no command within {within_s:.0f} s: a start-up script there (~/.bashrc, ~/.ssh/rc, "
-        "a ForceCommand) swallows it, or the node hangs{printed}"
+        "sshd opens sessions, but no command ran within {within_s:.0f} s: a start-up script there (~/.bashrc, "
+        "~/.ssh/rc, a ForceCommand) prevents it, or the node hangs{printed}"
     ),
     hint=(
-        "the command below must print ok immediately; a start-up script may run what prevents this only after a test "
-        "for a terminal, such as [ -t 0 ]:\n{login} echo ok"
+        "this command must print ok immediately. If a start-up script prevents that, let it test for a terminal "
+        "first, for example with [ -t 0 ]:\n{login} echo ok"
     ),
 )
 NO_PYTHON = Refusal(
     kind=NodeFailed,
-    catches="no python3 in the non-interactive shell",
-    message="python3, which the agent needs, is not on the PATH of a non-interactive shell: {said}",
+    catches="a non-interactive shell finds no python3",
+    message="the agent needs python3, but a non-interactive shell does not find it on PATH: {said}",
     hint=(
-        "set python=/path/to/python3 on its line of the hostfile, or install it there (Debian, Ubuntu: apt-get "
-        "install python3); then:\n{login} python3 -V"
+        "set python=/path/to/python3 on the node's line of the hostfile, or install python3 (Debian, Ubuntu: apt-get "
+        "install python3). Then check it:\n{login} python3 -V"
     ),
 )
 OLD_PYTHON = Refusal(
     kind=NodeFailed,
     catches="python3 is older than 3.9",
-    message="{python} there is Python {version}; the agent needs 3.9 or newer",
-    hint="set a newer one on its line of the hostfile: python=/path/to/python3",
+    message="{python} is Python {version}, but the agent needs 3.9 or newer",
+    hint="set a newer one on the node's line of the hostfile: python=/path/to/python3",
 )
 NOT_STORED = Refusal(
     kind=NodeFailed,
     catches="a home directory is full, read-only or owned by another user",
     message="the agent could not be stored in ~/{folder}: {said}",
     hint=(
-        "the home directory must be writable and not full, and you must own ~/.multinode; look, and as root change "
-        "the owner of files that root left there:\n{login} 'ls -ld ~ ~/.multinode; df -h ~'\nchown -R USER "
-        "~USER/.multinode"
+        "the home directory must be writable and not full, and you must own ~/.multinode. Check both with the first "
+        "command; if root owns files there, run the second as root:\n{login} 'ls -ld ~ ~/.multinode; df -h ~'\nchown "
+        "-R USER ~USER/.multinode"
     ),
 )
 AGENT_ENDED = Refusal(
     kind=NodeFailed,
     catches="an agent exits without an answer",
-    message="the agent's {verb} exited with code {code}: {said}",
-    hint="see whether the node runs a command:\n{login} python3 -V",
+    message="the agent exited with code {code} during {verb}: {said}",
+    hint="check that the node runs commands:\n{login} python3 -V",
 )
 REFUSALS = tuple(refusal for refusal in list(globals().values()) if isinstance(refusal, Refusal))
 """In the order of matching OpenSSH's output: the first match counts."""
@@ -389,22 +397,22 @@ SLURM_REFUSALS = (
     Refusal(
         kind=NodeGone,
         catches="a Slurm job has ended",
-        message="Slurm job {job} has ended and no longer holds its nodes",
+        message="Slurm job {job} has ended and released its nodes",
         hint=NEW_ALLOCATION,
         texts=("invalid job id", "already complet...", "unable to confirm allocation", "has expired", "revoked"),
     ),
     Refusal(
         kind=NodeFailed,
-        catches="a Slurm job does not hold a node",
-        message="Slurm job {job} does not (or no longer) hold this node",
-        hint="see its nodes and their state: squeue --job {job}; sinfo -N -l",
+        catches="a node does not belong to the Slurm job",
+        message="this node does not belong to Slurm job {job}, or no longer does",
+        hint="list the job's nodes and their states: squeue --job {job}; sinfo -N -l",
         texts=("node configuration is not available", "invalid node name", "not in this job"),
     ),
     Refusal(
         kind=NodeFailed,
         catches="Slurm does not allow you to start a step",
         message="Slurm does not allow you to start a step in job {job}",
-        hint="it must be your own job, and munge must run on every node",
+        hint="check that it is your own job, and that munge runs on every node",
         texts=("permission denied", "invalid user", "credential..."),
     ),
     Refusal(
@@ -417,8 +425,8 @@ SLURM_REFUSALS = (
     Refusal(
         kind=ConnectError,
         catches="slurmctld does not answer",
-        message="slurmctld does not answer, so no step can be started",
-        hint="see whether it is running: scontrol ping",
+        message="slurmctld does not answer, so multinode cannot start a job step",
+        hint="check whether slurmctld is running: scontrol ping",
         texts=("contact slurm controller", "contacting slurm...", "connection refused", "connection timed out"),
     ),
 )

@@ -111,7 +111,6 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     spent_s: float = 0.0
     waiting: int = 0  # runs that did not fit the budget, or are not yet made
     needed_s: float | None = None  # that these take, by the prediction; None where nothing is known
-    notes: tuple[str, ...] = ()
     verdict: Finding | None = None  # None of a plan
     file: str = ""  # the winner as `launch --with` takes it; empty where there is none
 
@@ -306,13 +305,13 @@ _VERDICTS = RuleGroup("Verdict of tune")
 _GAIN_FIGURES = ("change", "sooner")
 _CHANGE = _VERDICTS.rule(
     "change",
-    about="a change that is better, beyond the noise",
+    about="a change that is better by more than the noise",
     message="Recommended: {change}. {gain}.{waiting}",
     figures=_GAIN_FIGURES,
 )
 _CHANGE_ONCE = _VERDICTS.rule(
     "change-once",
-    about="a change that is better in the one run that was made",
+    about="a change that is better in a single run",
     message="Recommended: {change}. {gain}. Only one {repeat} was measured, so the variation between {repeat}s is "
     "unknown.{waiting}",
     figures=_GAIN_FIGURES,
@@ -320,25 +319,25 @@ _CHANGE_ONCE = _VERDICTS.rule(
 _MAYBE = _VERDICTS.rule(
     "inconclusive",
     about="a change that may be better",
-    message="Inconclusive: {change} may be better; {gain}. Measure more {repeat}s: --seeds.{waiting}",
+    message="Inconclusive: {change} may be better; {gain}. To measure more {repeat}s, use --seeds.{waiting}",
     figures=_GAIN_FIGURES,
 )
 _MAYBE_ONCE = _VERDICTS.rule(
     "inconclusive-once",
-    about="a change that is slightly better in the one run that was made",
-    message="Inconclusive: with {change}, {gain}, but only one {repeat} was measured. Measure more {repeat}s: "
+    about="a change that is slightly better in a single run",
+    message="Inconclusive: with {change}, {gain}, but only one {repeat} was measured. To measure more {repeat}s, use "
     "--seeds.{waiting}",
     figures=_GAIN_FIGURES,
 )
 _ONE_NODE = _VERDICTS.rule(
     "one-node",
-    about="one node is better than every change",
+    about="one node, which is better than every change",
     message="Train on one node: {gain}, and {others}.{waiting}",
     figures=("sooner",),
 )
 _BASELINE = _VERDICTS.rule(
     "baseline",
-    about="nothing is better than the unchanged training",
+    about="no change is better than the unchanged training",
     message="Keep the training as it is{at}: {others}.{waiting}",
 )
 _UNDECIDED = _VERDICTS.rule(
@@ -349,18 +348,18 @@ _UNDECIDED = _VERDICTS.rule(
 _NO_FIGURES = _VERDICTS.rule(
     "no-figures",
     about="an unchanged training without figures",
-    message="No recommendation, because the unchanged training has no figures ({reason}).",
+    message="No recommendation: the unchanged training has no figures ({reason}).",
     figures=("reason",),
 )
 _NO_LOSS = _VERDICTS.rule(
     "no-loss",
     about="runs that recorded no loss",
-    message="No recommendation: not every run recorded a loss, and speed is not enough.",
+    message="No recommendation: not every run recorded a loss, and the speed alone is not enough to judge.",
 )
 _DIVERGED = _VERDICTS.rule(
     "diverged",
     about="an unchanged training that diverged",
-    message="No recommendation: the unchanged training diverged, so there is no loss to reach.",
+    message="No recommendation: the unchanged training diverged, so there is no target loss.",
 )
 
 

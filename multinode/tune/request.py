@@ -366,6 +366,6 @@ def _plan_from_others(request: TuningRequest, runs: Path, layout: Layout) -> Tun
         if None in needed
         else request.runs_of_each * sum(seconds for seconds in needed if seconds is not None),
         waiting=request.runs_of_each * len(listed),
-        notes=(f"from {', '.join(names)}",),
+        sources=names,
     )
     return plan(planned, listed)

@@ -113,7 +113,8 @@ def show_plan(tuning: Tuning) -> Iterator[Block]:
         labels.append(("Time", f"{about(tuning.needed_s)} for {format_count(tuning.waiting, 'run')}{within}"))
     if not has_prediction:
         labels.append(("Changes", "are chosen by predictions from the first two runs"))
-    labels += ((_label(number, "Predicted"), note) for number, note in enumerate(tuning.notes))
+    if tuning.sources:
+        labels.append(("Predicted", f"from {', '.join(tuning.sources)}"))
     yield Labels((*labels, *_not_tried(tuning)))
 
 
@@ -167,7 +168,9 @@ PREDICTED_AGAINST_ONE_NODE = msgspec.structs.replace(
     PREDICTED_OVER_ONE_NODE, cell=lambda row: _times(row.item.against_one_node)
 )
 EXPECTED = Figure[float]("expected_s", "a run", "takes", form="duration", about="expected duration of a run")
-LEARNING_RATE = Figure[float]("learning_rate", "lr", form="number", about="learning rate, the best of those tried")
+LEARNING_RATE = Figure[float](
+    "learning_rate", "lr", form="number", about=("learning rate; the best one if several were tried")
+)
 SPEED = msgspec.structs.replace(SAMPLES_PER_S, cell=_state)
 GAIN = Figure[Estimate](
     "gain",
@@ -188,8 +191,8 @@ PREDICTED_GAIN = Figure[Estimate](
 GAIN_ERROR = Figure[float](
     "gain_error", "error", form="share", about="predicted gain divided by the measured gain, minus 1", cell=_error
 )
-SAMPLES = Figure[int]("samples", "samples", form="number", about="samples of a run")
-LOSS = Figure[Estimate]("loss", "loss", form="figure", about="final loss, on held-out data if there is any", cell=_loss)
+SAMPLES = Figure[int]("samples", "samples", form="number", about="number of samples in a run")
+LOSS = Figure[Estimate]("loss", "loss", form="figure", about="final loss, on held-out data if available", cell=_loss)
 TIME_TO_LOSS = Figure[Estimate](
     "time_to_loss_s",
     "time",
@@ -203,7 +206,7 @@ AGAINST_ONE_NODE = Figure[Estimate](
     "against",
     "1 node",
     form="times",
-    about="time of one node alone divided by this time, to reach a loss or per sample",
+    about="time of one node alone divided by this time, to reach the loss or per sample",
     cell=lambda row: UNKNOWN if row.item.candidate.nodes == 1 else _times(row.item.sooner),
 )
 

@@ -48,7 +48,7 @@ def test_a_speed_is_that_of_the_median_and_stands_beside_the_data_sheet() -> Non
     assert (bus.unit, reason_of(bus.peak).split(":")[1]) == ("GB/s", " no data sheet lists it")
     assert matmul.together is None
     assert found.phases == ("alone",)
-    assert verdict(found) == ("1 device measured, no peer to compare with",)
+    assert verdict(found) == ("1 device measured, no peer",)
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_of_a_processor_and_an_unknown_gpu_no_peak_is_guessed() -> None:
     found = report(part(0, on_cpu(speeds())), part(1, on_gpu(speeds(), name="NVIDIA A200")))
     reasons = {reason_of(test.peak) for node in found.nodes for test in node.workers[0].tests if test.kind == "matmul"}
     assert reasons == {"no CPU data sheets are available", "no data sheet of NVIDIA A200 is available"}
-    assert verdict(found) == ("2 devices measured, none has a peer to compare with",)
+    assert verdict(found) == ("2 devices measured, but none has a peer to compare with",)
 
 
 def test_like_devices_that_are_as_fast_are_called_so() -> None:
     found = report(*(part(rank, on_gpu(speeds(1 - rank / 100), gpu())) for rank in range(4)))
     assert found.slow == ()
-    assert verdict(found) == ("4 devices OK: none is below 90% of its peers",)
+    assert verdict(found) == ("4 devices OK: none is slower than 90% of its peers' speed",)
     assert found.nodes[0].workers[0].tests[0].alone is not None
     assert found.nodes[0].workers[0].tests[0].alone.of_peers == pytest.approx(1 / 0.98, rel=1e-3)
 
@@ -90,11 +90,15 @@ CAUSES: list[tuple[str, tuple[Sample, ...], str]] = [
     (
         "gpu_heat",
         on_gpu(speeds(0.7), gpu(throttle=("hw_thermal_slowdown",), temperature_c=92)),
-        "clocks of a GPU of node2 were throttled (heat)",
+        "heat throttled a GPU of node2",
     ),
-    ("gpu_power", on_gpu(speeds(0.7), gpu(throttle=("sw_power_cap",), sm_clock_mhz=900)), "throttled (a power limit)"),
+    (
+        "gpu_power",
+        on_gpu(speeds(0.7), gpu(throttle=("sw_power_cap",), sm_clock_mhz=900)),
+        "a power limit throttled a GPU of node2",
+    ),
     ("gpu_clocks", on_gpu(speeds(0.7), gpu(sm_clock_mhz=900)), "GPU 0 of node2 ran at 900 of 1410 MHz, compared with"),
-    ("pcie", on_gpu(speeds(bus=0.4), gpu(pcie_width=4)), "PCIe gen 4 x4 of gen 4 x16, "),
+    ("pcie", on_gpu(speeds(bus=0.4), gpu(pcie_width=4)), "PCIe link of gen 4 x4 of gen 4 x16, "),
     ("cpu", on_gpu(speeds(0.7), gpu(), processors(steal=30)), "CPU steal was 30% on node2"),
     ("other_load", on_gpu(speeds(0.7), gpu(), processors(95)), "other processes used 14.2 of node2's 16 cores"),
     (
@@ -121,8 +125,8 @@ def test_a_slow_bus_slows_nothing_else() -> None:
     (slow,) = report(sound, part(1, on_gpu(speeds(bus=0.4), gpu(pcie_gen=3, pcie_width=8)))).slow
     assert slow.ratios == {"alone": {"bus": pytest.approx(0.4, rel=1e-3)}}
     assert slow.text == (
-        "node1 is slow: 40% of the speed of node0 in transfers to the GPU (alone); likely because GPU 0 of node1 "
-        "had PCIe gen 3 x8 of gen 4 x16, compared with gen 4 x16 of gen 4 x16 on node0"
+        "node1 is slow: 40% of the speed of node0 in transfers to the GPU (alone); likely because GPU 0 of node1 had "
+        "a PCIe link of gen 3 x8 of gen 4 x16, compared with gen 4 x16 of gen 4 x16 on node0"
     )
 
 
@@ -212,18 +216,23 @@ def test_a_drop_of_all_together_is_told_with_what_differs_from_alone() -> None:
     (drop,) = found.drops
     assert (drop.nodes, drop.cause) == (("node0", "node1"), "gpu_heat")
     assert drop.ratio == pytest.approx(0.75, rel=1e-3)
-    assert drop.text.startswith("node0 and node1 drop to 75% under full load; likely because the clocks of a GPU of")
+    assert drop.text.startswith(
+        (
+            "node0 and node1 drop to 75% of the single-worker speed when all workers run at once; likely because "
+            "heat throttled a GPU of"
+        )
+    )
     assert found.phases == ("alone", "together")
 
 
 @pytest.mark.parametrize(
     ("cores", "job", "said"),
     [
-        ({}, 1.9, "all 2 cores visible to node0 were busy, but its workers used 1.0 of them"),
+        ({}, 1.9, "all 2 cores that node0 sees were busy, but its workers used only 1.0 of them"),
         (
             {"cores": 8, "node_cores": 64},
             7.9,
-            "all 64 cores visible to node0 were busy, but its workers used 1.0 of the 8 available to them",
+            "all 64 cores that node0 sees were busy, but its workers used only 1.0 of the 8 available to them",
         ),
     ],
 )
@@ -248,7 +257,13 @@ def test_other_load_is_seen_where_a_worker_is_confined_to_some_cores(golden: Gol
 
 def test_where_nothing_could_be_measured_that_is_said() -> None:
     failed = speed("matmul", 1.0, times_us=(), error="no memory")
-    assert verdict(report(part(0, on_gpu([failed])))) == ("no device was measured",)
+    found = report(part(0, on_gpu([failed])))
+    assert verdict(found) == ("no device was measured",)
+    (test,) = found.workers[0].tests
+    assert test.error is not None
+    assert (test.error.code, test.error.node) == ("test-failed", "node0")
+    assert test.error.figures == {"rank": 0, "label": "matmul 4096 bf16", "error": "no memory"}
+    assert test.error.message == "worker 0 of node0 could not measure matmul 4096 bf16: no memory"
 
 
 def test_a_gpu_before_ampere_is_held_against_its_fp16_and_has_no_bf16() -> None:
@@ -266,7 +281,7 @@ def test_a_gpu_at_forty_percent_of_its_data_sheet_is_told_with_the_usual_reasons
     assert matmul.of_peak == pytest.approx(125 / 312, rel=1e-3)
     assert [cause.cause for cause in matmul.causes] == ["gpu_clocks", "usual"]
     assert matmul.text == (
-        "NVIDIA A100-SXM4-80GB of node0/0 and node1/0 reaches at most 40% of the rate in its data sheet (matmul 4096 "
+        "NVIDIA A100-SXM4-80GB of node0/0 and node1/0 reaches at most 40% of its data sheet's rate (matmul 4096 "
         "bf16); likely because it ran at 705 of 1410 MHz"
     )
     assert memory.label == "copy"
@@ -275,7 +290,8 @@ def test_a_gpu_at_forty_percent_of_its_data_sheet_is_told_with_the_usual_reasons
 def test_a_node_that_failed_is_told_and_costs_the_others_nothing() -> None:
     found = report(part(0, on_gpu(speeds(), gpu())), part(1, (), run_id=None, error="no route to node1"))
     assert verdict(found)[0] == "node1 could not be measured alone: no route to node1"
-    assert found.nodes[1].failures == {"alone": "no route to node1"}
+    assert found.nodes[1].failures == found.unmeasured
+    assert found.unmeasured[0].figures == {"phase": "alone", "error": "no route to node1"}
     assert found.nodes[0].workers[0].tests
 
 
@@ -334,7 +350,7 @@ def test_of_much_that_is_left_the_next_is_named_and_the_rest_counted() -> None:
 def test_a_hint_says_how_the_node_is_reached() -> None:
     parts = [part(0, on_gpu(speeds(), gpu())), part(1, on_gpu(speeds(0.7), gpu(sm_clock_mhz=900)))]
     (slow,) = summarise_bench("r", parts, DeviceTest(), lambda hint: hint.replace("ssh node1", "ssh -p 2 n")).slow
-    assert slow.causes[0].hint == "see what throttles its clocks: ssh -p 2 n nvidia-smi -q -d CLOCK,PERFORMANCE"
+    assert slow.causes[0].hint == "find out what lowers its clocks: ssh -p 2 n nvidia-smi -q -d CLOCK,PERFORMANCE"
 
 
 def test_every_figure_has_the_clock_and_the_power_that_it_was_reached_at() -> None:
@@ -342,9 +358,12 @@ def test_every_figure_has_the_clock_and_the_power_that_it_was_reached_at() -> No
     found = report(part(0, on_gpu(speeds(), cold)))
     (worker,) = found.workers
     assert {(speed.clock_mhz, speed.power_w) for test in worker.tests for speed in test.speeds} == {(1410, 250)}
-    assert not any("power limit" in note for note in found.notes)
+    assert "power-limited" not in [note.code for note in found.notes]
     sizes = next(sheet for sheet in bench_sheets(found) if sheet.title == "matrix products by type and size")
     assert [row[-1] for row in sizes.rows] == ["1410/250"]
     capped = cold[:3] + gpu(sm_clock_mhz=1200, power_w=400.0, power_limit_w=400.0, throttle=("sw_power_cap",))[3:]
     notes = report(part(0, on_gpu(speeds(), capped))).notes
-    assert any(note.startswith("node0/0 alone: the power limit of 400 W held the clock back for 50%") for note in notes)
+    (limited,) = (note for note in notes if note.code == "power-limited")
+    assert limited.message.startswith("node0/0 alone: the power limit of 400 W reduced the clock for 50%")
+    assert limited.node == "node0"
+    assert limited.figures["limited_share"] == pytest.approx(0.5, abs=0.05)

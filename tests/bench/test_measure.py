@@ -116,7 +116,7 @@ def test_a_node_that_cannot_be_reached_costs_the_others_nothing(
     assert test.alone.value.value > 0
     assert worker.threads == 1
     # It was not asked for a second time.
-    assert missing.failures == {"alone": "it refuses connections"}
+    assert [failure.figures for failure in missing.failures] == [{"phase": "alone", "error": "it refuses connections"}]
     golden.check("verdict_without_a_node.txt", "\n".join(verdict(found)))
     kept = json.loads((tmp_path / "runs" / "b" / "bench.json").read_text())
     assert kept["schema"] == "multinode.bench/3"

@@ -30,10 +30,10 @@ def refused(broken: Inspection) -> NodeFailed:
 def test_the_first_error_stops_a_launch_and_names_the_others() -> None:
     error = refused(but(inspection(), "b", python=Unknown("none was found"), cwd=Unknown("/work does not exist")))
     assert (error.node, error.message) == ("b", "no interpreter for the job: none was found")
-    assert error.detail == "also b: workdir= of the job: /work does not exist"
+    assert error.detail == "also b: workdir= is unusable: /work does not exist"
 
 
 def test_commands_of_a_fix_are_in_one_line() -> None:
     error = refused(but(inspection(), "b", packages=Entries({})))
-    fix = "correct python= in the hostfile, or on the node: /env/bin/python -m pip install torch llamafactory"
+    fix = "correct python= in the hostfile, or run on the node: /env/bin/python -m pip install torch llamafactory"
     assert (error.node, error.hint) == ("b", fix)

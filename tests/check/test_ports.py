@@ -65,7 +65,7 @@ def test_a_port_that_cannot_be_reached_or_bound_is_found_on_its_node(golden: Gol
             "neither node reaches the other, no route": check_ports(met("ab", ab=no_route, ba=no_route)),
             "neither node reaches the other, refused": check_ports(met("ab", ab=refused, ba=refused)),
             "b cannot reach out": check_ports(met("abc", ba=late, bc=late)),
-            "another machine answers": check_ports(met(ab=every("wrong answer"))),
+            "another machine responds": check_ports(met(ab=every("wrong answer"))),
             "large packets are lost": check_ports(met(ba={45000: "large packets lost"})),
             "the rendezvous port is taken": check_master_port(but(inspection(), "a", ports=TAKEN)),
             "the rendezvous port could not be bound": check_master_port(unbound()),

@@ -27,7 +27,7 @@ FINDINGS = (
         code="master-port",
         message="port 29500, the rendezvous port, is in use by python3 (pid 7, user eve): the workers could "
         "not connect",
-        hint="end that process, or choose another port: --master-port 29501",
+        hint="end this process, or choose another port: --master-port 29501",
     ),
     CLOCK,
     CheckFinding(severity="warning", node=None, code="link", message="[red]no[/] stream fills the links\x1b[2J"),

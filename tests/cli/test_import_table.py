@@ -120,7 +120,10 @@ SLOW = "H100,1,8,FSDP,bf16,2,8x400G InfiniBand,10.0\nH100,4,8,FSDP,bf16,2,8x400G
 def test_several_nodes_that_are_slower_than_their_link_allows_are_named_everywhere(tmp_path: Path) -> None:
     path, ours = tmp_path / "a.csv", tmp_path / "ours.md"
     path.write_text(f"{PARTS}\n{SLOW}")
-    said = "h100-nodes4, 4.4x slower than 3,200 Gbit/s over RDMA allows: the speed matches about "
+    said = (
+        "h100-nodes4, 4.4x slower than 3,200 Gbit/s over RDMA allows; the measured speed corresponds to a link of "
+        "about "
+    )
     asks = "Check whether NCCL uses RDMA on every NIC: multinode nccl-test"
     for shown in (run("import", path, "--default", "params=7B"), run("show", "last")):
         text = " ".join(shown.stdout.split())

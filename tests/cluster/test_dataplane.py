@@ -3,9 +3,9 @@ from __future__ import annotations
 import msgspec
 
 from multinode.cluster.cluster import Node
-from multinode.cluster.dataplane import Endpoint, choose_endpoints, route_notes
-from multinode.cluster.facts import Interface, NodeFacts, RdmaPort, Route
-from multinode.stats.unknown import Unknown, or_unknown
+from multinode.cluster.dataplane import Endpoint, choose_endpoints
+from multinode.cluster.facts import Interface, NodeFacts, RdmaPort
+from multinode.stats.unknown import or_unknown
 from tests import make
 from tests.golden import Golden, error_of
 
@@ -17,9 +17,9 @@ def nic(name: str, address: str, *, gbit: float | None = None, up: bool = True) 
     return Interface(name=name, addresses=(address,), up=up, speed_gbit_per_s=gbit)
 
 
-def facts(name: str, *interfaces: Interface, ssh: str | None = None, routes: tuple[Route, ...] = ()) -> NodeFacts:
+def facts(name: str, *interfaces: Interface, ssh: str | None = None) -> NodeFacts:
     address = or_unknown(ssh, "SSH_CONNECTION is not set")
-    return NodeFacts(node=name, interfaces=(LOOPBACK, DOCKER, *interfaces), ssh_address=address, routes=routes)
+    return NodeFacts(node=name, interfaces=(LOOPBACK, DOCKER, *interfaces), ssh_address=address)
 
 
 def choose(nodes: list[Node], *found: NodeFacts) -> list[tuple[str | None, str | None]]:
@@ -146,18 +146,3 @@ def test_without_a_probe_the_hostfile_is_believed_and_every_gap_is_named() -> No
     assert full == Endpoint(addr="10.0.0.1", ifname="ens1f0")
     assert (bare.addr, bare.ifname) == ("b", None)
     assert [text.split(":")[0] for text in bare.assumed] == ["addr", "ifname"]
-
-
-def test_a_route_that_leaves_by_another_nic_than_the_one_listened_on_is_told() -> None:
-    routes = (
-        Route(peer="10.0.0.1", source="10.0.0.1", ifname="lo"),
-        Route(peer="10.0.0.2", source="192.168.1.5", ifname="wlan0"),
-        Route(peer="10.0.0.3", source=Unknown("Network is unreachable")),
-        Route(peer="10.0.0.4", source="10.0.0.1", ifname="eno1"),
-    )
-    cluster = make.cluster(A, B)
-    endpoints = (Endpoint(addr="10.0.0.1", ifname="eno1"), Endpoint(addr="10.0.0.2", ifname="eno1"))
-    assert list(route_notes(cluster, endpoints, {"a": facts("a", routes=routes)})) == [
-        "a sends to 10.0.0.2 over wlan0 but listens on eno1",
-        "a has no route to 10.0.0.3: Network is unreachable",
-    ]

@@ -163,7 +163,7 @@ _FORECAST = Forecast(
     back_test=back_test(
         [Trial(name="2 nodes at 1 Gbit/s", predicted=of_bounds(14.1, (13.4, 14.8)), measured=exactly(13.95))]
     ),
-    notes=("the link's rate is that of its NIC",),
+    notes=(Finding(message="the link's rate is that of its NIC"),),
 )
 
 _ADVICE = (
@@ -236,7 +236,7 @@ CONTRAST = Contrast(
     others=with_speeds((_ONE, *_ALONE))[1:],
     loss=SlowdownAttribution(
         ideal_ms=166.0, node_ms=2.5, network_ms=1173.5, other_ms=0.0, cause="network",
-        message="exposed communication takes 1174 ms of each 1342 ms step",
+        message="exposed communication takes 1174 ms of each step of 1342 ms",
     ),
     verdict=Finding(
         code="slower",
@@ -265,7 +265,7 @@ def _curve() -> Contrast:
             side("candidate", 4, 2, exposed_ms=1764.0, rates=(8.1, 8.29, 8.4)),
         )
     )
-    sentence = "exposed communication takes 1174 ms of each 1930 ms step"
+    sentence = "exposed communication takes 1174 ms of each step of 1930 ms"
     return msgspec.structs.replace(
         CONTRAST,
         mode="scale-out",
@@ -291,14 +291,14 @@ def _curve() -> Contrast:
                 "Mbit/s on a link of 100 Mbit/s)."
             ),
             Finding(
-                message="Compute per step is 138 ms on 4 nodes and 138 ms on 1 node: without the network's "
-                "cost, a step would take about 756 ms."
+                message="Compute per step takes 138 ms on 4 nodes and 138 ms on 1 node. Without the cost of the "
+                "network, a step would take about 756 ms."
             ),
         ),
         differences=(
             Finding(
-                message="Global batch: 4 on 1 node, 16 on 4 nodes, so an epoch has 1/4 of the optimizer "
-                "steps; you may have to adjust learning rate and warm-up."
+                message="Global batch: 4 on 1 node, 16 on 4 nodes. With the larger batch, an epoch has 1/4 of the "
+                "optimizer steps, so you may have to adjust learning rate and warm-up."
             ),
         ),
     )

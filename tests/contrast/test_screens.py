@@ -41,7 +41,7 @@ COMPARED = compare(
         side_of("candidate", 78.4, 2, split=split_of(102.0, 61.0), run_ids=("20260105-101500-dcba",)),
     ],
     mode="compare",
-    why=Finding(message="run b against run a"),
+    why=Finding(message="run b compared with run a"),
     job="sft.yaml",
     rule="the first 5 of 30 steps are excluded as warm-up",
 )
@@ -65,7 +65,7 @@ RECOMMENDATIONS = Recommendations(
     today=outlook(0.1, 2),
     measured_samples_per_s=2.98,
     advice=(*CONTRAST.advice, SLOWER, BATCH),
-    notes=("the link's rate is that of its NIC",),
+    notes=(Finding(message="the link's rate is that of its NIC"),),
     back_test=CONTRAST.forecast.back_test,
     command=Invocation(verb="launch", options=(("--hosts", "my nodes.txt"),), job=("configs/tiny sft.yaml",)),
 )
@@ -170,7 +170,7 @@ def test_what_was_measured_or_has_no_room_is_not_among_what_to_try() -> None:
             ),
             details=True,
         ),
-        forecast(msgspec.structs.replace(predicted(), notes=(HOSTILE,), sources=(HOSTILE,)), details=True),
+        forecast(msgspec.structs.replace(predicted(), notes=HOSTILE_ONES, sources=(HOSTILE,)), details=True),
     ],
 )
 def test_nothing_that_a_record_holds_moves_the_cursor_or_is_taken_for_markup(parts: Iterable[Part]) -> None:

@@ -34,6 +34,7 @@ from multinode.copy.paths import (
 )
 from multinode.copy.screen import show
 from multinode.errors import ConnectError, MultinodeError
+from multinode.findings.finding import Finding, message_of
 from multinode.node.manifest import BLOCK_BYTES
 from multinode.transport.agent import AgentTransport
 from multinode.transport.base import Stream, Transport
@@ -217,7 +218,8 @@ def test_a_node_that_is_down_is_left_out_and_the_rest_get_theirs(nodes: Nodes) -
     nodes.homes.down.add("b")
     report = nodes.copy()
     assert states(report) == [("a", "source", 0), ("b", "failed", 0), ("c", "copied", len(WEIGHTS))]
-    assert (report.ok, report.unreached, report.nodes[1].message) == (False, True, "connection refused")
+    assert (report.ok, report.unreached, message_of(report.nodes[1].failure)) == (False, True, "connection refused")
+    assert report.nodes[1].failure == Finding(code="left-out", node="b", message="connection refused")
 
 
 def test_a_node_that_dies_in_the_middle_of_the_chain_takes_nobody_with_it(nodes: Nodes) -> None:
@@ -256,7 +258,7 @@ def test_a_node_where_something_is_in_the_way_says_so_and_the_rest_get_theirs(no
     nodes.write("b", sub=b"a file")
     report = nodes.copy(source="a")
     assert [node.state for node in report.nodes] == ["source", "failed", "copied"]
-    assert "model/sub is a file here and a directory on the source" in (report.nodes[1].message or "")
+    assert "model/sub is a file here and a directory on the source" in message_of(report.nodes[1].failure)
     assert contents(nodes.model("b")).keys() == {"sub"}
 
 
@@ -401,7 +403,9 @@ def test_the_screen_names_every_node(golden: Golden) -> None:
         CopiedNode(name="gpu-b", state="copied", received_bytes=15 << 30, extra_files=3, cpu_s=10.0),
         CopiedNode(name="gpu-c", state="equal"),
         CopiedNode(
-            name="gpu-d", state="failed", message="no answer within 45 s", hint="see whether it is up: ssh gpu-d true"
+            name="gpu-d",
+            state="failed",
+            failure=Finding(message="no answer within 45 s", hint="see whether it is up: ssh gpu-d true"),
         ),
     )
     report = CopyReport(

@@ -89,11 +89,11 @@ def test_secrets_stay_though_git_tracks_them_and_that_is_said(repository: Path) 
     git(repository, "add", "-Af")
     code = read_code(repository, repository)
     assert names(code) == [".env.example", ".gitignore", "lib/a.py", "train.py"]
-    assert code.notes == (
+    assert [note.message for note in code.notes] == [
         ".env is left out: its name suggests that it holds a secret",
         "deploy/id_rsa is left out: its name suggests that it holds a secret",
         "deploy/notes.txt is left out: it holds a private key",
-    )
+    ]
 
 
 SECRETS = """.env .env.local prod.env a/.netrc server.pem tls.KEY id_ed25519 .ssh/config x/.aws/y .git-credentials
@@ -138,10 +138,11 @@ def test_executable_bits_names_of_two_lines_and_links(repository: Path, tmp_path
     assert [file.path for file in code.files if file.is_executable] == ["run.sh"]
     assert "two\nlines.py" in names(code)
     assert code.links == {"folder": "lib", "inside": "lib/a.py", "lib/up": "../train.py"}
-    assert code.notes == (
+    assert [note.message for note in code.notes] == [
         f"data is left out: it points outside the directory, to {tmp_path}/data",
         f"round is left out: it points outside the directory, to {tmp_path}/data",
-    )
+    ]
+    assert code.notes[1].figures == {"path": "round", "target": f"{tmp_path}/data"}
     assert code.holds("inside")
 
 
@@ -152,9 +153,9 @@ def test_what_the_manifest_of_a_copy_would_refuse_is_written_otherwise_or_left_o
     (repository / ".data.multinode-copy" / "staged").write_text("half")
     code = read_code(repository, repository)
     assert code.links == {"around": "train.py", "lib/back": "../train.py"}
-    assert code.notes == (
-        ".data.multinode-copy/staged is left out: it belongs to an unfinished copy made by multinode",
-    )
+    assert [note.message for note in code.notes] == [
+        ".data.multinode-copy/staged is left out: it belongs to an unfinished copy made by multinode"
+    ]
     manifest = Manifest(code.manifest)
     assert [file.name for file in manifest.files] == names(code)
     assert {name: text for _, name, text in manifest.links} == code.links
@@ -174,7 +175,7 @@ def test_a_name_that_is_no_utf8_is_left_out(repository: Path) -> None:
     (Path(os.fsdecode(os.fsencode(repository) + b"/\xff.py"))).write_text("x")
     code = read_code(repository, repository)
     assert names(code) == [".gitignore", "lib/a.py", "train.py"]
-    assert [note.endswith("is left out: its name is not UTF-8") for note in code.notes] == [True]
+    assert [note.message.endswith("is left out: its name is not UTF-8") for note in code.notes] == [True]
 
 
 def test_submodules_and_repositories_inside_are_copied_and_one_without_a_checkout_is_told(
@@ -196,16 +197,18 @@ def test_submodules_and_repositories_inside_are_copied_and_one_without_a_checkou
         *("cloned/.gitignore", "cloned/module.py"),
         *("vendor/there/.gitignore", "vendor/there/module.py", "vendor/there/new.py"),
     ]
-    assert code.notes == (
-        "vendor/absent is left out: a submodule that is not checked out (git submodule update --init)",
-    )
+    assert [(note.message, note.hint) for note in code.notes] == [
+        ("vendor/absent is left out: a submodule that is not checked out", "git submodule update --init")
+    ]
 
 
 def test_a_pointer_of_lfs_is_copied_as_one_and_told(repository: Path) -> None:
     write(repository, {"weights.bin": POINTER})
     code = read_code(repository, repository)
     assert "weights.bin" in names(code)
-    assert code.notes == ("weights.bin is a Git LFS pointer, and is copied as one (to get its content: git lfs pull)",)
+    assert [(note.message, note.hint) for note in code.notes] == [
+        ("weights.bin is a Git LFS pointer, and is copied as one", "to get its content: git lfs pull")
+    ]
 
 
 def test_the_runs_of_this_machine_are_no_code(repository: Path, tmp_path: Path) -> None:
@@ -222,7 +225,7 @@ def test_without_git_all_is_copied_but_what_no_job_reads(folder: Path) -> None:
     (folder / "linked").symlink_to("lib")
     code = read_code(folder, folder)
     assert (names(code), code.links) == (["checkpoint.py", "lib/a.py", "train.py"], {"linked": "lib"})
-    assert code.notes == (".env is left out: its name suggests that it holds a secret",)
+    assert [(note.code, note.figures) for note in code.notes] == [("secret-name", {"path": ".env"})]
 
 
 def test_what_is_no_code_is_refused(tmp_path: Path, golden: Golden) -> None:

@@ -104,8 +104,9 @@ def test_deepspeed_and_torch_read_the_devices_that_every_engine_plans() -> None:
     planned = []
     for engine in ENGINES:
         # A program of the user's own gets all GPUs of the node.
-        cases = CASES if engine != "exec" else [case for case in CASES if case is not PLAIN and case is not GAPS]
-        job = script if engine == "exec" else seed
+        workers = Engine(name=engine).kind.starts_workers
+        cases = CASES if workers else [case for case in CASES if case is not PLAIN and case is not GAPS]
+        job = seed if workers else script
         planned += [(plan_devices(case, job, engine), case[3]) for case in cases]
     readings = read(*{str(value) for value, _ in planned})
     assert [readings[str(value)] for value, _ in planned] == [[numbers] * 3 for _, numbers in planned]
@@ -124,4 +125,4 @@ def test_what_has_no_number_is_left_to_cuda_and_told_before_the_launch() -> None
     cluster = make.cluster(case[0])
     inspection = Inspection(cluster=cluster, facts={"a": facts}, master_port=1, job=seed)
     (finding,) = check_deepspeed_devices(inspection)
-    assert "each worker would fail with 'invalid literal for int()'" in finding.message
+    assert "Each worker would fail with 'invalid literal for int()'" in finding.message

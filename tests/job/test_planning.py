@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from multinode.cluster.cluster import Cluster, Node
+from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.facts import UNASKED, Gpu, Interface, NodeFacts, PortFact, RdmaPort, Route
 from multinode.errors import MultinodeError
 from multinode.job.code_tree import CodeFile, CodeTree
@@ -16,6 +17,7 @@ from multinode.job.engines import ENGINES
 from multinode.job.engines.engine import Engine
 from multinode.job.job import Job, JobEnvironment, ScriptJob, TrainingJob
 from multinode.job.launch_options import LaunchOptions
+from multinode.job.plan_notes import route_notes
 from multinode.job.planning import candidate_ports, choose_master_port, plan_launch, with_workers, workers_of_nodes
 from multinode.job.synthetic import with_synthetic
 from multinode.levers.averaging import Averaging
@@ -259,7 +261,25 @@ def test_a_route_over_another_nic_is_noted_in_the_plan() -> None:
         FACTS["box1"], routes=(Route(peer="10.0.0.2", source="192.168.0.7", ifname="wlan0"),)
     )
     plan = plan_launch(TWO_4090, SCRIPT, FACTS | {"box1": astray}, "r", LaunchOptions())
-    assert plan.notes == ("box1 sends to 10.0.0.2 over wlan0 but listens on ens1f0",)
+    (note,) = plan.notes
+    assert note.message == "box1 sends to 10.0.0.2 over wlan0 but listens on ens1f0"
+    assert note.figures == {"peer": "10.0.0.2", "ifname": "wlan0", "listens_on": "ens1f0"}
+
+
+def test_a_route_that_leaves_by_another_nic_than_the_one_listened_on_is_told() -> None:
+    routes = (
+        Route(peer="10.0.0.1", source="10.0.0.1", ifname="lo"),
+        Route(peer="10.0.0.2", source="192.168.1.5", ifname="wlan0"),
+        Route(peer="10.0.0.3", source=Unknown("Network is unreachable")),
+        Route(peer="10.0.0.4", source="10.0.0.1", ifname="eno1"),
+    )
+    cluster = make.cluster(Node(name="a"), Node(name="b"))
+    endpoints = (Endpoint(addr="10.0.0.1", ifname="eno1"), Endpoint(addr="10.0.0.2", ifname="eno1"))
+    found = [*route_notes(cluster, endpoints, {"a": NodeFacts(node="a", routes=routes)})]
+    assert [(note.code, note.node, note.message) for note in found] == [
+        ("other-interface", "a", "a sends to 10.0.0.2 over wlan0 but listens on eno1"),
+        ("no-route", "a", "a has no route to 10.0.0.3: Network is unreachable"),
+    ]
 
 
 UNEQUAL = make.cluster(Node(name="a", slots=4, addr="10.0.0.1"), Node(name="b", slots=2), Node(name="c", slots=3))
@@ -302,17 +322,17 @@ def test_faster_nodes_get_more_samples_and_the_plan_says_how_many() -> None:
     )
     plan = plan_launch(TWO_4090, job, FACTS, "r", LaunchOptions(levers=Levers(balance=BALANCE)))
     assert plan.levers.balance == BALANCE
-    assert plan.notes[-1] == (
+    assert plan.notes[-1].message == (
         "samples per step and worker: box1 10, box2 6 (--balance box1=5,box2=3, as measured in run r0)"
     )
     for node in plan.nodes:
         told = json.loads(node.command.env["MULTINODE_BALANCE"])
         assert told == {"speeds": [5.0, 5.0, 3.0, 3.0], "accumulation": 4, "option": "--balance box1=5,box2=3"}
     script = plan_launch(TWO_4090, SCRIPT, FACTS, "r", LaunchOptions(levers=Levers(balance=BALANCE)))
-    assert script.notes[-1].startswith("relative number of samples per worker: box1 5, box2 3 (")
+    assert script.notes[-1].message.startswith("relative number of samples per worker: box1 5, box2 3 (")
     one = plan_launch(TWO_4090.first(1), SCRIPT, FACTS, "r", LaunchOptions(levers=Levers(balance=BALANCE)))
     assert one.levers.balance is None
-    assert one.notes[-1] == "--balance box1=5,box2=3 has no effect on one node"
+    assert one.notes[-1].message == "--balance box1=5,box2=3 has no effect on one node"
     assert "MULTINODE_BALANCE" not in one.nodes[0].command.env
 
 

@@ -94,9 +94,9 @@ def test_a_node_held_to_thirty_percent_is_named_with_its_quota(command: Command,
     )
     slow = document["slow"][0]
     assert slow["ratios"]["alone"]["matmul"] < 0.6
-    assert "CPU throttled (cgroup) on node1 (0.30 cores)" in slow["causes"][0]["message"]
+    assert "cgroup CPU limit (0.30 cores) throttled the job on node1" in slow["causes"][0]["message"]
     assert shown.stdout.startswith("node1 is slow: ")
-    assert "raise the CPU limit of the job on node1" in " ".join(shown.stdout.split())
+    assert "raise the job's CPU limit on node1" in " ".join(shown.stdout.split())
 
 
 @pytest.mark.timing
@@ -131,7 +131,7 @@ def test_a_node_without_sshd_costs_the_other_nothing(command: Command, fault: Ma
     assert code == 1
     first, second = document["nodes"]
     assert first["workers"][0]["tests"][0]["together"]["value"]["value"] > 0
-    assert "alone" in second["failures"]
+    assert [failure["figures"]["phase"] for failure in second["failures"]] == ["alone"]
     assert second["workers"] == []
     shown = json.loads((command.runs / document["run_id"] / "run.json").read_text())
     assert (shown["status"], shown["kind"]) == ("failed", "bench")

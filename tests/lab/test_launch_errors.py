@@ -34,7 +34,7 @@ def launch(hostfile: Path | str, *options: str) -> subprocess.CompletedProcess[s
     [
         ("node1 ", f"{UNASSIGNED} ", 3, (f"error: {UNASSIGNED}: no SSH connection", "hint:")),
         ("node1 ", "no-such-node.invalid ", 3, ("could not resolve 'no-such-node.invalid'",)),
-        ("slots=2", "slots=2 user=nobody", 3, ("node1: it refused your keys for user 'nobody'", "ssh-copy-id")),
+        ("slots=2", "slots=2 user=nobody", 3, ("node1: sshd refused your keys for user 'nobody'", "ssh-copy-id")),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -57,7 +57,7 @@ def test_a_wrong_line_in_the_hostfile(  # noqa: PLR0917 - a row of the table
 def test_a_misspelt_key_of_the_training(verb: tuple[str, ...]) -> None:
     done = call_here(*verb, "--hosts", "lab", "configs/tiny_sft.yaml", "--set", "cutof_len=64")
     assert done.returncode == 1
-    assert "has no argument 'cutof_len' (--set): it refuses to start" in done.stderr
+    assert "has no argument 'cutof_len' (--set) and refuses to start" in done.stderr
     assert "hint: the closest argument is --set cutoff_len=..." in done.stderr
     assert_no_agents()
 

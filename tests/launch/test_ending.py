@@ -69,7 +69,8 @@ LONG = msgspec.structs.replace(
 SHM = msgspec.structs.replace(
     KEY_ERROR,
     message="rank 1 raised RuntimeError: unable to allocate shared memory(shm) for file </torch_25_3_0>: No space left",
-    cause="Data loader workers pass their batches through /dev/shm, which is full or too small: docker gives a container 64 MiB.",
+    cause="Data loader workers pass their batches through /dev/shm, which is full or too small: docker gives a "
+    "container 64 MiB.",
     hint="see its size: ssh node0 df -h /dev/shm; then docker run --ipc=host or --shm-size=16g; or use fewer workers",
 )
 LONG_NAMES = msgspec.structs.replace(RUN, job=f"/var/tmp/{'project/' * 8}train.py", ended_s=5000.0)

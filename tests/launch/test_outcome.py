@@ -45,7 +45,7 @@ SLOW_NODE = Straggler(
     ranks=(1,),
     late_ms=80.0,
     share=0.27,
-    message="b\x1b[2J: the others wait 80.0 ms per step (27.0%)",
+    message="the others wait 80.0 ms per step for b\x1b[2J (27.0% of the step)",
     causes=(LikelyCause(cause="cpu", message="b had used up its cgroup's CPU limit"),),
     hint="raise the CPU limit of its cgroup",
 )

@@ -9,6 +9,7 @@ import pytest
 
 from multinode.cluster.dataplane import Endpoint
 from multinode.cluster.quoting import Command
+from multinode.findings.finding import Finding
 from multinode.records.plan import CodeCopy, LaunchPlan, PlanFile, plan_text
 from tests import make
 from tests.golden import Golden
@@ -42,7 +43,7 @@ def plan(tmp_path: Path) -> LaunchPlan:
             assumed=("python: the first python3 on PATH",),
         ),
         code=CodeCopy(source="/home/me/a\ntouch injected", digest="f" * 64, files=1005, size_bytes=3 << 20),
-        notes=("box1 sends to 10.0.0.2 over wlan0",),
+        notes=(Finding(message="box1 sends to 10.0.0.2 over wlan0"),),
     )
 
 

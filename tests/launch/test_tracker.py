@@ -271,7 +271,8 @@ def test_samples_without_end_fill_no_disk_and_the_summary_says_so(
     assert len(list(directory.path.rglob("*.jsonl"))) <= 5
     (noted,) = [sample for sample in parse_samples(directory.sample_lines(1)) if isinstance(sample, NoteSample)]
     assert noted.message == NOTED + reason
-    assert summarise_run(directory, make.plan("a", "b", workers=2)).notes["b"] == noted.message
+    (note,) = summarise_run(directory, make.plan("a", "b", workers=2)).notes
+    assert (note.code, note.node, note.message) == ("reported", "b", noted.message)
     # It is followed all the same.
     assert tracker.progress.nodes[1].step == 7
 

@@ -93,7 +93,8 @@ def test_auto_buckets_of_zero_2_differ_from_the_record_where_a_gradient_has_two_
     # Recorded: 11 and one cut into 360448 and 344064, half of the model being in it.
     assert (MLP, 12) in calls(step, "all_reduce")
     assert sum(size * times for size, times in calls(step, "all_reduce")) == ALL
-    assert "reduce_bucket_size (65536 elements) is sent alone" in step.notes[0]
+    assert "reduce_bucket_size (65536 elements) is sent alone" in step.notes[0].message
+    assert step.notes[0].figures == {"elements": 65536}
 
 
 # What `auto` stands for was recorded with all three.
@@ -265,7 +266,7 @@ def test_hybrid_shards_cross_the_nodes_in_all_reduces_of_each_workers_share() ->
     step = step_messages(training_job(FULL | {"fsdp": "hybrid_shard auto_wrap"}), TINY, layout)
     assert calls(step, "all_reduce") == [(LAYER // 4, 4), (2_098_176 // 4, 1)]
     assert {one.collective for one in step.messages} == {"all_reduce"}
-    assert any("has one worker per node" in note for note in step.notes)
+    assert [note.code for note in step.notes] == ["wrapped-layers", "traffic-inside-nodes", "small-calls"]
 
 
 def test_a_hybrid_job_sends_through_a_nic_what_its_strategy_does() -> None:
@@ -279,7 +280,7 @@ def test_a_hybrid_job_sends_through_a_nic_what_its_strategy_does() -> None:
 def test_what_has_no_twin_is_told() -> None:
     step = messages(FULL, stage=2, use_multi_rank_bucket_allreduce=False)
     assert calls(step, "broadcast") == [(ALL, 1)]
-    assert "nccl-test has no reduce" in step.notes[0]
+    assert "nccl-test has no reduce" in step.notes[0].message
 
 
 QWEN_3 = LLAMA_3_8B | {"model_type": "qwen3", "head_dim": 128}

@@ -92,7 +92,7 @@ def test_a_run_over_the_right_nics_is_confirmed(collective: str, layout: Layout)
     proof = proved(ran(collective, layout), layout)
     assert proof.ok is True
     [sentence] = told(proof)
-    assert sentence.startswith("NIC counters match the expected traffic (ens1f0, within ")
+    assert sentence.startswith("The NIC counters match the expected traffic (ens1f0, within ")
     assert all(load.others == {} for load in proof.messages[0].loads)
 
 
@@ -102,8 +102,8 @@ def test_a_run_forced_over_another_interface_is_told_with_numbers() -> None:
     assert proof.ok is False
     [sentence] = told(proof)
     assert sentence == (
-        "node0 and node1 sent 16.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over eth0, not over "
-        "ens1f0: the kernel routes to the other nodes use eth0, or the backend is configured to use it."
+        "node0 and node1 sent 16.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over eth0, not over ens1f0. "
+        "The kernel routes traffic to the other nodes over eth0, or the backend is configured to use eth0."
     )
     assert list(proof.messages[0].loads[0].others) == ["eth0"]
     [finding] = proof.findings
@@ -155,8 +155,8 @@ def test_rdma_is_recognised_by_its_own_counters() -> None:
     assert proof.ok is None
     [sentence] = told(proof)
     assert sentence == (
-        "node0 and node1 sent 16.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over the RDMA port "
-        "mlx5_0/1: the counters of ens1f0 do not include RDMA."
+        "node0 and node1 sent 16.0 MiB of 16.0 MiB per iteration (all_reduce of 16 MiB) over the RDMA port mlx5_0/1. "
+        "The counters of ens1f0 do not include RDMA."
     )
 
 
@@ -165,7 +165,8 @@ def test_bytes_that_no_counter_saw_are_told() -> None:
     proof = proved([sample(0, unseen), sample(1, unseen)])
     assert proof.ok is None
     assert told(proof) == (
-        "node0 and node1 sent 16.0 MiB per iteration (all_reduce of 16 MiB), but no counter shows it.",
+        "node0 and node1 should have sent 16.0 MiB per iteration (all_reduce of 16 MiB), but no counter shows this "
+        "traffic.",
     )
 
 
@@ -174,8 +175,8 @@ def test_a_nic_that_carries_more_than_the_algorithm_moves_confirms_nothing() -> 
     assert proof.ok is None
     [sentence] = told(proof)
     assert sentence == (
-        "node1 sent 22.4 MiB per iteration (all_reduce of 16 MiB) over ens1f0, 16.0 MiB expected: other traffic, "
-        "or a different algorithm of the backend."
+        "node1 sent 22.4 MiB per iteration (all_reduce of 16 MiB) over ens1f0, but 16.0 MiB was expected. There was "
+        "other traffic, or the backend used another algorithm."
     )
 
 
@@ -200,7 +201,9 @@ def test_the_counters_tell_which_algorithm_and_protocol_nccl_ran(algorithm: str,
     assert proof.ok is True
     [message] = proof.messages
     assert (message.algorithm, message.protocol) == (algorithm, protocol)
-    assert told(proof)[1] == f"According to the NIC counters, NCCL ran the all_reduce of 16 MiB as a {algorithm}."
+    assert told(proof)[1] == (
+        f"According to the NIC counters, NCCL ran the all_reduce of 16 MiB with its {algorithm} algorithm."
+    )
 
 
 def test_a_ring_and_a_tree_of_two_workers_are_the_same() -> None:
@@ -215,9 +218,7 @@ def test_small_messages_and_what_is_not_known_are_not_judged() -> None:
         proved(ran("all_reduce", TWO), nics={0: ()}),
     ):
         assert proof.ok is None
-        assert told(proof) == (
-            "Path not checked: no message was large enough for the NIC counters, or data is missing.",
-        )
+        assert told(proof) == ("Path not checked: no message was large enough for NIC counters, or data is missing.",)
     assert proved([sample(0, None)]) == NicPathCheck(ok=None)
     alone = Layout(nodes=1, workers_per_node=2)
     assert proved(ran("all_reduce", alone), alone) == NicPathCheck(ok=None)

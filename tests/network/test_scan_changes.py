@@ -60,7 +60,7 @@ def environment(before: ScanReport, now: ScanReport) -> list[str]:
 def test_a_sweep_has_not_changed_from_itself() -> None:
     changes = compare_scans(record(row()), record(row(), run_id="r2"))
     assert (changes.before, changes.now) == ("r1", "r2")
-    assert changes.verdict.message == "No speed changed beyond its interval (1 message compared)."
+    assert changes.verdict.message == "No speed changed by more than its interval (1 message compared)."
     assert (changes.environment, changes.came, changes.gone, changes.wrong) == ((), (), (), ())
     assert [one.changed for one in changes.rows] == [False]
     assert (changes.only_before, changes.only_now) == ((), ())
@@ -111,7 +111,7 @@ def test_the_interval_of_the_ratio_decides_what_changed(
 def test_a_speed_without_an_interval_is_shown_and_not_judged() -> None:
     before, now = record(row(1000, time_us=exactly(1000.0))), record(row(2000, time_us=exactly(2000.0)), run_id="r2")
     changes = compare_scans(before, now)
-    assert changes.verdict.message == "1 message without an interval, not judged."
+    assert changes.verdict.message == "1 message not judged, because intervals are missing."
     shown = screen_of(show(msgspec.structs.replace(now, changes=changes)))
     assert ["all_reduce 1 MiB", "1.049", "0.5243", "0.5x"] in [
         [cell.strip() for cell in line.split("  ") if cell] for line in shown.splitlines()
@@ -121,7 +121,7 @@ def test_a_speed_without_an_interval_is_shown_and_not_judged() -> None:
 def test_values_that_became_wrong_are_told_at_the_same_speed() -> None:
     changes = compare_scans(record(row()), record(row(num_wrong=3)))
     (change,) = changes.wrong
-    assert (change.message, change.code) == ("3 values of all_reduce 1 MiB are wrong, 0 before", "wrong_values")
+    assert (change.message, change.code) == ("all_reduce 1 MiB has 3 wrong values; it had 0 before", "wrong_values")
     assert changes.verdict.message.endswith("; values of 1 message became wrong or right.")
     assert compare_scans(record(row(num_wrong=None)), record(row(num_wrong=3))).wrong == ()
 
@@ -157,11 +157,11 @@ def test_the_screen_has_both_speeds_of_what_changed_and_in_detail_of_every_messa
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"link_gbit_per_s": 1.0}, "node3's ens1f0 now negotiates 1 Gbit/s, was 10 Gbit/s"),
-        ({"mtu": 1500}, "node3's ens1f0 now has an MTU of 1500, was 9000"),
-        ({"duplex": "half"}, "node3's ens1f0 now runs in half duplex, was full"),
-        ({"ifname": "eth0"}, "node3 now uses eth0, was ens1f0"),
-        ({"torch": "2.8.0"}, "node3 now has torch 2.8.0, was 2.7.1"),
+        ({"link_gbit_per_s": 1.0}, "node3's ens1f0 now negotiates 1 Gbit/s; before: 10 Gbit/s"),
+        ({"mtu": 1500}, "node3's ens1f0 now has an MTU of 1500; before: 9000"),
+        ({"duplex": "half"}, "node3's ens1f0 now runs in half duplex; before: full"),
+        ({"ifname": "eth0"}, "node3 now uses eth0; before: ens1f0"),
+        ({"torch": "2.8.0"}, "node3 now has torch 2.8.0; before: 2.7.1"),
     ],
 )
 def test_a_change_of_a_node_is_a_sentence(changed: dict[str, Any], sentence: str) -> None:
@@ -172,8 +172,8 @@ def test_a_change_of_a_node_is_a_sentence(changed: dict[str, Any], sentence: str
 def test_what_changed_on_every_node_alike_is_said_once() -> None:
     after = tuple(msgspec.structs.replace(node, torch="2.8.0", mtu=1500) for node in (OTHER, BOX))
     assert environment(record(), record(nodes=after)) == [
-        "the NIC of every node now has an MTU of 1500, was 9000",
-        "every node now has torch 2.8.0, was 2.7.1",
+        "the NIC of every node now has an MTU of 1500; before: 9000",
+        "every node now has torch 2.8.0; before: 2.7.1",
     ]
 
 
@@ -188,7 +188,7 @@ def test_nodes_that_came_went_or_changed_places() -> None:
     changes = compare_scans(record(nodes=(OTHER, BOX)), record(nodes=(OTHER, new)))
     assert (changes.came, changes.gone, changes.environment) == (("node9",), ("node3",), ())
     swapped = environment(record(nodes=(OTHER, BOX)), record(nodes=(BOX, OTHER)))
-    assert swapped == ["the order of the nodes is now node3, node1, was node1, node3"]
+    assert swapped == ["the order of the nodes is now node3, node1; before: node1, node3"]
 
 
 def test_changes_are_a_json_document() -> None:
@@ -199,7 +199,7 @@ def test_changes_are_a_json_document() -> None:
 def test_another_backend_or_other_workers_are_told_before_the_speeds() -> None:
     before, now = record(), record(backend="gloo", workers=(2, 1))
     assert environment(before, now) == [
-        "measured with gloo now, was nccl",
-        "measured with 2 + 1 workers now, was 1 worker per node",
+        "now measured with gloo; before: nccl",
+        "now measured with 2 + 1 workers; before: 1 worker per node",
     ]
     assert environment(before, before) == []

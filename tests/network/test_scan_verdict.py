@@ -273,7 +273,7 @@ def test_half_of_the_link_is_normal_where_the_backend_takes_turns() -> None:
     assert verdict.causes == ()
     assert verdict.code == "ok"
     assert verdict.message.endswith(
-        "; gloo alternates between sending and receiving large messages: 50% is its maximum"
+        "; gloo cannot reach more than 50% because it alternates between sending and receiving large messages"
     )
 
 

@@ -18,7 +18,7 @@ LIKE = StepEstimate(
     training="DDP with LoRA",
     messages=(Call(collective="all_reduce", size_bytes=1_000_000, times=2, what="bucket"),),
     step_us=250_000.0,
-    notes=("some calls are left out",),
+    notes=(Finding(message="some calls are left out"),),
 )
 CHANGES = ScanChanges(
     before="earlier",

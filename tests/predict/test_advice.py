@@ -17,13 +17,13 @@ from multinode.model.model_size import parse_model
 from multinode.model.workload import JobSettings
 from multinode.predict.advice import (
     Advice,
+    advice_notes,
     against_one_node_to_a_loss,
     may_beat_one_node,
     pays,
     rank_options,
     shortlist,
 )
-from multinode.predict.advice_screen import advice_notes
 from multinode.predict.calibration import Calibration
 from multinode.predict.cost_model import Scenario, StepCosts
 from multinode.predict.network_model import Link, NetworkModel
@@ -496,12 +496,13 @@ def test_notes_name_what_cannot_be_predicted() -> None:
     today = state()
     costs = changed(today.calibration.costs, data_ms=500)
     late = Straggler(node="b", ranks=(1,), late_ms=300, share=0.25, message="b is slower", hint="look at its load")
-    loading = changed(today, calibration=changed(today.calibration, costs=costs, notes=("taken",)), stragglers=(late,))
-    notes = advice_notes(loading, loading.outlook())
-    assert notes[0] == "taken"
-    assert "dataloader_num_workers=4" in notes[1]
-    assert "for b: look at its load; without this wait the training would be up to 1.33x faster" in notes[2]
-    assert advice_notes(today, today.outlook()) == ()
+    loading = changed(today, calibration=changed(today.calibration, costs=costs), stragglers=(late,))
+    waits, straggler = advice_notes(loading, loading.outlook())
+    assert waits.figures["data_ms"] == 500
+    assert "dataloader_num_workers=4" in (waits.hint or "")
+    assert straggler.message.endswith("(25%) for b; without this wait the training would be up to 1.33x faster")
+    assert (straggler.node, straggler.hint, straggler.figures["late_ms"]) == ("b", "look at its load", 300)
+    assert [*advice_notes(today, today.outlook())] == []
 
 
 def test_what_was_measured_is_within_the_interval_of_its_own_gain() -> None:

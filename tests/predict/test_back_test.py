@@ -33,7 +33,7 @@ def test_the_quantile_is_that_of_split_conformal_prediction(runs: int, place: in
     found = residual_quantile(trials)
     assert found.relative == pytest.approx(place / 100)
     assert found.is_conformal is (runs >= 9)
-    said = "the back-test's 90% quantile" if found.is_conformal else "a back-tested interval needs 9"
+    said = "the 90% quantile of the error" if found.is_conformal else "a back-tested interval needs 9"
     assert said in found.doubt.message
     assert f"{place}.0%" in found.doubt.message
 

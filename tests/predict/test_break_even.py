@@ -117,7 +117,7 @@ def test_no_accumulation_is_enough_where_every_micro_batch_is_sent(strategy: Str
     needed = accumulation_for(calibration(COSTS), scenario(0.1, strategy=strategy), target=0.5)
     assert (needed.value, needed.code, needed.figures["strategy"]) == (None, "micro_batches", str(strategy))
     assert needed.figures["ratio"] == pytest.approx(left, abs=0.005)
-    assert needed.message.startswith(f"{strategy} communicates in every micro-batch: accumulation cannot ")
+    assert needed.message.startswith(f"{strategy} communicates in every micro-batch, so accumulation cannot ")
     assert needed.message.endswith(f" the bytes per sample below {left:.0%}")
 
 
@@ -128,7 +128,7 @@ def test_where_nothing_overlaps_or_the_nodes_are_the_limit_no_link_is_enough() -
     assert told.message == "never: no communication is hidden, because the measured run hid none"
     capped = break_even(calibration(nothing, cap=0.01), scenario(), target=0.9).efficient
     assert (capped.value, capped.code) == (None, "overhead")
-    assert capped.message.startswith("never, at any bandwidth: the overhead per message")
+    assert capped.message.startswith("never, at any bandwidth: the limit is the overhead per message")
     assert link_for(calibration(nothing), scenario(), lambda *_: True).always
 
 
@@ -136,7 +136,7 @@ def test_a_second_node_on_a_slow_link_is_not_to_be_added() -> None:
     seen = calibration(StepCosts(compute_ms=166, overlap=0))
     slow = node_gain(seen, on_one_node(seen, scenario(0.1)))
     assert slow.samples_per_s < 0
-    assert (slow.code, slow.message) == ("no_faster", "do not add it: 2 nodes are no faster than 1")
+    assert (slow.code, slow.message) == ("no_faster", "do not add it: 2 nodes are not faster than 1")
     assert slow.tokens_per_s == pytest.approx(slow.samples_per_s * 100)
     fast = node_gain(seen, on_one_node(seen, scenario(10)))
     assert fast.worth.value == pytest.approx(2 * 166 / (166 + G / goodput(10) * 1e3) - 1)

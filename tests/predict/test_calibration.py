@@ -82,15 +82,17 @@ def test_a_batch_that_is_known_is_not_made_of_the_rate() -> None:
 def test_where_computing_was_not_told_it_is_what_nothing_else_explains() -> None:
     found = seen(make.split(200, exposed_ms=30, wait_ms=8, data_ms=4, optimizer_ms=20))
     assert (found.costs.compute_ms, found.costs.host_ms) == (146, 0)
-    assert found.notes == ("everything except communication, data and optimizer counts as compute",)
+    assert [note.message for note in found.notes] == [
+        "everything except communication, data and optimizer counts as compute"
+    ]
 
 
 def test_where_nothing_was_split_the_whole_step_counts_and_that_is_said() -> None:
     found = seen(None)
     assert (found.costs.compute_ms, found.local_ms) == (200, 0)
-    assert found.notes == (
-        ("the whole step counts as compute, including communication between its own workers: nobody looked"),
-    )
+    assert [note.message for note in found.notes] == [
+        "the whole step counts as compute, including communication between its own workers: nobody looked"
+    ]
 
 
 # 125 ms of communication, 0.05 of which is 6.25 ms, beside a backward pass of 85.3 ms, 0.3 of which is 25.6 ms.
@@ -214,7 +216,9 @@ def test_several_nodes_alone_tell_their_own_work_less_what_was_exposed() -> None
     found = calibrate_without_single(several, WORK, NETWORK)
     assert found.costs.compute_ms == 128
     assert (found.local_ms, found.layout) == (0, Layout(nodes=1))
-    assert "minus its 30 ms of exposed communication" in found.notes[0]
+    (note,) = found.notes
+    assert note.message.endswith("minus its 30 ms of exposed communication")
+    assert note.figures["exposed_ms"] == 30
     assert found.doubts[0].part == "compute"
 
 

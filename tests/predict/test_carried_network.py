@@ -99,7 +99,7 @@ def test_without_a_sweep_the_link_is_filled() -> None:
     assert took_ms(stated, GIGABIT) == pytest.approx(SIZE / GIGABIT.goodput_gb_per_s / 1e6)
     doubts = network_doubts(stated, [CALL], GIGABIT, TWO)
     (doubt,) = doubts
-    assert doubt.message.startswith("no collective was measured; only the link rate is known, of which overlay")
+    assert doubt.message.startswith("no collective was measured, and only the link rate is known; overlay")
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_doubt_grows_with_the_distance_and_names_it() -> None:
     assert 1 < factor(0.1) < factor(10) < factor(100)
     assert factor(1) < factor(1, FOUR) < factor(1, Layout(nodes=8))
     (doubt,) = network_doubts(measured, [CALL], Link(gbit_per_s=10), TWO)
-    assert doubt.message == "the link is 10 times faster than measured"
+    assert doubt.message == "the link is 10 times faster than the measured one"
     (doubt,) = network_doubts(measured, [Call(collective="broadcast", size_bytes=SIZE)], GIGABIT, TWO)
-    assert doubt.message == "not measured, derived from other collectives: broadcast"
+    assert doubt.message == "these collectives were not measured, so their times are derived from others: broadcast"
     # Of a flag it is none of the bandwidth.
     assert not network_doubts(measured, [Call(collective="broadcast", size_bytes=8)], GIGABIT, TWO)
 
@@ -190,7 +190,10 @@ def test_a_scan_that_foretells_its_own_sizes_badly_is_doubted_as_much() -> None:
     measured = network_of_scan(uneven, 1.0)
     assert measured.error > 0.1
     (doubt,) = network_doubts(measured, [CALL], GIGABIT, TWO)
-    assert (doubt.relative, doubt.message) == (measured.error, "the error on held-out sizes of the size scan")
+    assert (doubt.relative, doubt.message) == (
+        measured.error,
+        ("the error of the size scan on sizes left out of the fit"),
+    )
 
 
 def test_times_that_do_not_grow_with_the_size_carry_nothing() -> None:

@@ -76,7 +76,9 @@ def test_without_a_sweep_the_stated_rate_counts_and_that_is_said() -> None:
     found = gather([ONE, TWO])
     assert found.calibration.network.curves == {}
     assert found.calibration.network.link.gbit_per_s == 1.0
-    assert any("there is no stored nccl-test of these nodes" in note for note in found.notes)
+    assert [note.code for note in found.notes] == ["nominal-rate"]
+    streamed = gather([ONE, TWO], stream=0.8).notes[-1]
+    assert (streamed.code, streamed.figures) == ("measured-stream", {"stream_gbit_per_s": 0.8})
 
 
 def test_a_link_that_no_nic_tells_must_be_named() -> None:
@@ -91,8 +93,9 @@ def test_without_one_node_its_own_work_is_what_the_others_did_not_wait_for() -> 
     found = gather([TWO, SWEEP])
     assert found.calibration.costs.compute_ms == COMPUTE_MS
     assert found.calibration.layout == Layout(nodes=1)
-    assert any("no run on one node was named" in note for note in found.notes)
-    assert any(doubt.message == "one node was not measured" for doubt in found.calibration.doubts)
+    (note,) = found.notes
+    assert (note.code, note.figures["run_id"]) == ("without-single-node", "two")
+    assert any(doubt.message == "no run on one node was measured" for doubt in found.calibration.doubts)
 
 
 def test_where_the_others_do_not_tell_either_a_stored_run_on_one_node_is_taken() -> None:
@@ -107,8 +110,9 @@ def test_one_node_alone_is_asked_about_the_nodes_of_the_sweep() -> None:
 
 
 def test_more_workers_on_the_one_node_are_told_as_speed_ups_are_not_over_them() -> None:
-    found = gather([training_record("one", 1, workers_per_node=2), TWO, SWEEP])
-    assert any("one node was measured with 2 workers, at 28.57 samples/s" in note for note in found.notes)
+    (note,) = gather([training_record("one", 1, workers_per_node=2), TWO, SWEEP]).notes
+    assert note.message.startswith("one node was measured with 2 workers, at 28.57 samples/s")
+    assert note.figures == {"workers": 2, "samples_per_s": pytest.approx(28.57, abs=0.01), "one_node_workers": 2}
 
 
 def test_an_nccl_test_alone_finds_the_newest_training_on_its_nodes() -> None:

@@ -27,17 +27,18 @@ def evidence(gpu_gib: float | None, **settings: Any) -> Evidence:
 
 def test_what_was_asked_for_and_does_not_fit_is_noted_once() -> None:
     asked = ForecastRequest(links=(1.0, 10.0), nodes=(2,), per_device_batches=(1.0, 8.0), methods=("lora:8",))
-    before = {*make_forecast(evidence(None), asked).notes}
-    (note,) = {*make_forecast(evidence(24.0), asked).notes} - before
-    assert note.startswith("DDP, lora:8, batch 8 on 2 workers does not fit: a worker needs about ")
-    assert note.endswith("and the smallest GPU has 24")
-    assert {*make_forecast(evidence(80.0), asked).notes} == before
+    before = make_forecast(evidence(None), asked).notes
+    (note,) = (note for note in make_forecast(evidence(24.0), asked).notes if note not in before)
+    assert note.message.startswith("DDP, lora:8, batch 8 on 2 workers does not fit: a worker needs about ")
+    assert note.message.endswith("and the smallest GPU has 24")
+    assert (note.figures["settings"], note.figures["gpu_gib"]) == ("DDP, lora:8, batch 8 on 2 workers", 24)
+    assert make_forecast(evidence(80.0), asked).notes == before
 
 
 def test_another_method_needs_its_own_memory() -> None:
     asked = ForecastRequest(links=(1.0,), nodes=(2,), methods=("full", "lora:8"), per_device_batches=(1.0,))
     notes = make_forecast(evidence(40.0), asked).notes
-    assert [note.partition(" does")[0] for note in notes if "does not fit" in note] == [
+    assert [note.figures["settings"] for note in notes if note.code == "does-not-fit"] == [
         "DDP, full, batch 1 on 2 workers"
     ]
 

@@ -92,9 +92,10 @@ def test_an_overlap_that_nobody_measured_is_guessed_from_the_buckets_and_doubted
     found = Prediction(unknown, changed(scenario(), bucket_bytes=G / 4))
     assert found.parts.exposed_ms == pytest.approx(G / 125e3 - 75, rel=1e-3)
     assert relative_width(found) > 0.3
-    assert "the overlap with compute was not measured: it may be anything from nothing to everything possible" in whys(
-        found
-    )
+    assert (
+        "the overlap with compute was not measured; the range covers everything from no overlap to the largest possible "
+        "overlap"
+    ) in whys(found)
     # What was measured is of other buckets as well.
     known = changed(CALIBRATION, costs=StepCosts(compute_ms=166, hideable_share=100 / 166, overlap=0.2))
     assert relative_width(Prediction(known, scenario())) < 0.2
@@ -117,13 +118,19 @@ def test_the_interval_is_as_wide_as_what_was_measured_scatters() -> None:
 
 def test_the_interval_widens_with_the_distance_and_says_why() -> None:
     here = Prediction(CALIBRATION, scenario())
-    assert whys(here) == ["it includes the variation between runs"]
+    assert whys(here) == ["the range includes the variation between runs"]
     for further, why in (
-        (scenario(10 * LINK.gbit_per_s), "the link is 10 times faster than measured"),
-        (scenario(layout=Layout(nodes=4)), "2 workers on 2 nodes measured, 4 workers on 4 nodes requested"),
+        (scenario(10 * LINK.gbit_per_s), "the link is 10 times faster than the measured one"),
+        (
+            scenario(layout=Layout(nodes=4)),
+            ("measured with 2 workers on 2 nodes, but predicted for 4 workers on 4 nodes"),
+        ),
         (changed(scenario(), per_device_batch=8), "the batch is 4 times that of the measured run"),
         (changed(scenario(), accumulation=4), "accumulation is 4 times that of the measured run"),
-        (changed(scenario(), strategy=Strategy.ZERO2), "not measured, derived from other collectives: all_gather"),
+        (
+            changed(scenario(), strategy=Strategy.ZERO2),
+            ("these collectives were not measured, so their times are derived from others: all_gather"),
+        ),
     ):
         found = Prediction(CALIBRATION, further)
         assert why in whys(found)
@@ -205,7 +212,7 @@ def test_averaging_is_not_the_faster_for_an_exchange_in_the_node_that_nobody_mea
         costs=StepCosts(compute_ms=451),
         work=Work(strategy=Strategy.DDP, load=big),
         network=changed(MEASURED, backend="nccl", local_gb_per_s=(3.0, 50.0)),
-        doubts=(UncertaintySource(part="compute", relative=0.05, message="one node was not measured"),),
+        doubts=(UncertaintySource(part="compute", relative=0.05, message="no run on one node was measured"),),
     )
     alone, wide = (scenario(layout=Layout(nodes=nodes, workers_per_node=4)) for nodes in (1, 2))
     averaged = changed(wide, levers=Levers(averaging=Averaging(every=1_000_000)))
@@ -214,4 +221,4 @@ def test_averaging_is_not_the_faster_for_an_exchange_in_the_node_that_nobody_mea
     # 1.5 times 2 GB at 3 GB/s, and what else doubts the network does not make it less.
     slowest = [max(parts.exposed_ms for parts in found.draws) for found in (many, one)]
     assert slowest[0] >= slowest[1] > 900
-    assert any("the exchange between workers of one node was not measured" in why for why in whys(many))
+    assert any("communication between workers of one node was not measured" in why for why in whys(many))

@@ -97,9 +97,9 @@ def test_nodes_that_use_their_network_badly_are_told_so_and_in_which_way(forecas
         assert case.samples_per_s.low <= measured <= case.samples_per_s.high
     titan = short["titan-708-faulty"].shortfall
     assert titan is not None
-    assert (
-        titan.message
-        == "4.0x slower than 3,200 Gbit/s over RDMA allows: the speed matches about 75 Gbit/s, or TCP sockets"
+    assert titan.message == (
+        "4.0x slower than 3,200 Gbit/s over RDMA allows; the measured speed corresponds to a link of about 75 "
+        "Gbit/s, or TCP sockets"
     )
     assert titan.hint == "check whether NCCL uses RDMA on every NIC: multinode nccl-test"
     # The likely case stays as certain as it was.

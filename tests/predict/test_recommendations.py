@@ -126,8 +126,8 @@ def test_two_stored_runs_become_ranked_advice(tmp_path: Path) -> None:
     assert found["one node"].outlook.samples_per_s.value == pytest.approx(2 / 0.166, rel=0.01)
     # The hostfile has a third node.
     assert found["3 nodes"].command == "--nodes 3"
-    assert any("for b: look at b" in note for note in recommendations.notes)
-    assert any("there is no stored nccl-test of these nodes" in note for note in recommendations.notes)
+    assert [note.code for note in recommendations.notes] == ["nominal-rate", "straggler"]
+    assert (recommendations.notes[-1].node, recommendations.notes[-1].hint) == ("b", "look at b")
 
 
 def test_a_contrast_and_a_tuning_stand_for_the_runs_that_they_were_made_from(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_room_and_stragglers_are_those_of_today_in_whichever_order_the_runs_are_
     for names in (["one", "two"], ["two", "one"]):
         recommendations = advise_runs(tmp_path, names)
         assert next(found for found in recommendations.advice if found.name == "gradients in fp16").fits is True
-        assert any("for b: look at b" in note for note in recommendations.notes)
+        assert [note.node for note in recommendations.notes if note.code == "straggler"] == ["b"]
 
 
 def test_one_node_that_was_measured_on_other_gpus_is_no_option_for_the_hostfile_as_it_is(tmp_path: Path) -> None:

@@ -62,11 +62,15 @@ def test_more_than_the_network_explains_is_carried_on_to_other_links_and_told() 
     assert fast.parts.exposed_ms == pytest.approx(extra_ms + 1.25 * comm_ms(10.0), rel=0.01)
     assert slow.parts.exposed_ms == pytest.approx(extra_ms + 1.25 * comm_ms(0.1), rel=0.01)
     (note,) = found.notes
-    assert note.startswith(
+    assert note.message.startswith(
         "a step of run two took 540 ms, but the model alone predicts 265 ms: 243 ms of it is exposed"
     )
-    assert "its calls took 1.25 times as long as the network data" in note
-    why = "on several nodes, the model alone was off by a factor of 2.03"
+    assert "its calls took 1.25 times as long as the network data" in note.message
+    figures = {name: value for name, value in note.figures.items() if name != "run_id"}
+    assert figures == pytest.approx(
+        {"step_ms": 540, "predicted_ms": 265, "unexplained_ms": 243, "calls_factor": 1.25}, rel=0.01
+    )
+    why = "without the measured run, the prediction for several nodes was off by a factor of 2.03"
     assert [why in {doubt.message for doubt in row.doubts} for row in (slow, here, fast)] == [True, False, True]
     assert fast.samples_per_s.high / fast.samples_per_s.low > 4
 
@@ -86,8 +90,10 @@ def test_waiting_for_a_slower_node_stays_on_any_link_and_grows_with_the_work() -
     assert found[2, 1.0, 4].parts.compute_ms == pytest.approx(4 * COMPUTE_MS * (OWN_MS + 70) / OWN_MS)
     # One node waits for nobody.
     assert found[1, None, 1].step_time_ms == pytest.approx(OWN_MS)
-    notes = " ".join(forecast(two).notes)
-    assert "its workers' own work and their waits for each other took 1.50 times as long as on one node" in notes
+    (note,) = forecast(two).notes
+    words = "its workers' own work and their waits for each other took 1.50 times as long as on one node"
+    assert words in note.message
+    assert note.figures["own_work_factor"] == pytest.approx(1.5, rel=0.01)
 
 
 def test_calls_that_took_less_than_the_network_says_do_so_on_other_links() -> None:
@@ -118,7 +124,7 @@ def test_one_node_and_an_nccl_test_alone_have_none() -> None:
 def test_a_method_that_nobody_ran_is_nowhere_taken_for_measured() -> None:
     two = training_record("two", 2, exposed_ms=400.0)
     (lora,) = forecast(two, ForecastRequest(links=(1.0,), methods=("lora:8",))).scenarios
-    assert any("the model alone was off" in doubt.message for doubt in lora.doubts)
+    assert any("the prediction for several nodes was off" in doubt.message for doubt in lora.doubts)
 
 
 UNKNOWN = st.just(Unknown("nobody looked"))

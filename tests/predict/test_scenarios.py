@@ -131,7 +131,7 @@ def test_what_another_strategy_sends_is_told_and_that_its_engine_was_not_measure
     # So small a model stays whole from the forward to the backward pass of ZeRO-3: G and Psi, as ZeRO-2 sends them.
     assert ddp.step_time_ms < zero2.step_time_ms == pytest.approx(zero3.step_time_ms, rel=1e-3)
     assert fsdp.parts.comm_ms > zero3.parts.comm_ms
-    assert any("the engine's own work was measured with DDP" in doubt.message for doubt in zero3.doubts)
+    assert any("the overhead of the engine was measured with DDP only" in doubt.message for doubt in zero3.doubts)
 
 
 def test_without_overlap_all_is_exposed_and_small_buckets_hide_most() -> None:
@@ -197,7 +197,7 @@ def test_stored_runs_are_predicted_without_themselves_and_a_bad_memory_widens_ev
     assert bad.back_test.median_error is not None
     assert bad.back_test.median_error > 0.5
     assert width(bad.scenarios[0]) > 2 * width(good.scenarios[0])
-    assert any("the largest error over 1 stored run was" in doubt.message for doubt in bad.scenarios[0].doubts)
+    assert any("the largest error in 1 stored run was" in doubt.message for doubt in bad.scenarios[0].doubts)
     # What it was learnt from lies within what was learnt from it.
     low, high = bad.scenarios[0].samples_per_s.bounds
     assert low <= far.samples_per_s * (1 + 1e-9)
@@ -211,10 +211,11 @@ def test_more_workers_on_a_node_than_were_measured_are_doubted_and_that_is_said(
     one, many = ({(row.nodes, row.workers_per_node): width(row) for row in rows.scenarios} for rows in (found, eight))
     assert one[1, 8] > 1.3 * one[1, 1]
     assert one[2, 8] > one[2, 1]
-    (note,) = [note for note in found.notes if "no run had more than 1 worker on a node" in note]
-    assert "contention" in note
+    (note,) = [note for note in found.notes if note.code == "more-workers"]
+    assert note.message.startswith("no run had more than 1 worker on a node: the exchange and contention")
+    assert note.figures == {"workers_per_node": 1}
     # Eight that were measured need no such words, nor does one of them alone.
-    assert not any("no run had more" in note for note in eight.notes)
+    assert not any(note.code == "more-workers" for note in eight.notes)
     assert not any("worker per node measured" in doubt.message for row in eight.scenarios for doubt in row.doubts)
     assert not any("workers per node measured" in doubt.message for row in eight.scenarios for doubt in row.doubts)
     assert many[1, 8] == many[1, 1] == one[1, 1]

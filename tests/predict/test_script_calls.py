@@ -9,8 +9,7 @@ from multinode.job.job_files import Change
 from multinode.levers.averaging import Averaging
 from multinode.levers.levers import Levers
 from multinode.network.measure import load_scan
-from multinode.predict.advice import rank_options
-from multinode.predict.advice_screen import advice_notes
+from multinode.predict.advice import advice_notes, rank_options
 from multinode.predict.evidence import gather
 from multinode.predict.prediction import Prediction
 from multinode.predict.run_selection import Record
@@ -110,9 +109,10 @@ def test_advice_names_the_settings_that_remove_them_and_what_these_mean() -> Non
     assert [effect.code for effect in advice.effects] == ["equal-weight"]
     assert advice.why[-1].code == "small-collectives"
     assert advice.why[-1].figures == pytest.approx({"calls_before": 3, "calls": 1.1})
-    (note,) = (one for one in advice_notes(today, today.outlook()) if "small collectives" in one)
-    assert note.startswith("3 small collectives of the script take 30 ms of a step, one round trip each")
-    assert note.endswith("Trainer: average_tokens_across_devices: false, a larger logging_steps")
+    (note,) = (one for one in advice_notes(today, today.outlook()) if one.code == "small-collectives")
+    assert note.message.startswith("3 small collectives of the script take 30 ms of a step, one round trip each")
+    assert note.figures == pytest.approx({"calls": 3, "calls_ms": 30})
+    assert note.hint == "Trainer: average_tokens_across_devices: false, a larger logging_steps"
 
 
 def test_a_script_is_told_the_settings_in_words() -> None:
@@ -132,4 +132,4 @@ def test_what_no_setting_of_the_trainer_removes_is_not_advised(calls: tuple[Seen
 
 def test_calls_that_take_next_to_nothing_are_no_note() -> None:
     today = state(COUNT, LOSS, beside_ms=0.4)
-    assert not [one for one in advice_notes(today, today.outlook()) if "small collectives" in one]
+    assert not [one for one in advice_notes(today, today.outlook()) if one.code == "small-collectives"]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from multinode.findings.finding import Finding
 from multinode.predict.evidence import gather
 from multinode.predict.forecast import Forecast, ForecastRequest, make_forecast
 from multinode.predict.screen import break_even_sheet, forecast_notes, forecast_sheet, rows_words, what_if_sheet
@@ -66,7 +67,7 @@ def test_what_a_job_is_called_cannot_draw_on_the_terminal() -> None:
     evil = msgspec.structs.replace(found.scenarios[0], method=rude, levers=compressed(rude), strategy=rude)
     # Alone they stand in the title; beside others in columns.
     for rows in ((evil,), (evil, found.scenarios[0])):
-        odd = msgspec.structs.replace(found, scenarios=rows, notes=("\x1b]0;x\x07",))
+        odd = msgspec.structs.replace(found, scenarios=rows, notes=(Finding(message="\x1b]0;x\x07"),))
         text = shown(odd, 200)
         assert "\x1b" not in text
         assert "[b]x" in text, "the name is shown, and is no markup"

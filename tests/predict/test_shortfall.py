@@ -46,8 +46,8 @@ def test_over_rdma_the_rate_is_told_as_from_which_the_nodes_are_as_slow() -> Non
     assert found is not None
     assert found.figures["as_from_gbit_per_s"] == pytest.approx(0.4, rel=0.05)
     assert shortfall_words(found) == (
-        "3.7x slower than 400 Gbit/s over RDMA allows: the speed matches about 400 Mbit/s. Check whether NCCL uses "
-        "RDMA on every NIC: multinode nccl-test"
+        "3.7x slower than 400 Gbit/s over RDMA allows; the measured speed corresponds to a link of about 400 Mbit/s. "
+        "Check whether NCCL uses RDMA on every NIC: multinode nccl-test"
     )
 
 
@@ -55,7 +55,7 @@ def test_over_tcp_below_25_gbit_slow_computation_is_not_blamed_on_the_network() 
     inside, beyond = judged(166 + 188 * 1.5, gbit_per_s=1), judged(166 + 188 * 6.0, gbit_per_s=1)
     assert inside is None
     assert beyond is not None
-    assert "allows: the speed matches about 170 Mbit/s" in beyond.message
+    assert "allows; the measured speed corresponds to a link of about 170 Mbit/s" in beyond.message
     assert beyond.hint is not None
     assert "RDMA" not in beyond.hint
 
@@ -93,7 +93,9 @@ def test_of_own_runs_what_was_exposed_is_judged_and_not_a_slow_node() -> None:
         )
     )
     assert blamed is not None
-    assert "slower than 1 Gbit/s allows (as measured): the speed matches about" in blamed.message
+    assert (
+        "slower than 1 Gbit/s allows (as measured); the measured speed corresponds to a link of about" in blamed.message
+    )
     assert blamed.hint == "find what the step waits for: multinode show"
     assert slow_node is None
 
@@ -103,4 +105,4 @@ def test_the_early_verdict_says_that_a_run_is_slower_than_its_network_allows(tmp
     verdict = judge(directory).verdict
     assert verdict is not None
     assert verdict.shortfall is not None
-    assert "slower than 10 Gbit/s allows: the speed matches about" in verdict_line(verdict)
+    assert "slower than 10 Gbit/s allows; the measured speed corresponds to a link of about" in verdict_line(verdict)

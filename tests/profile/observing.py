@@ -137,7 +137,7 @@ SUMMARY = make.summary(
             late_ms=22.5,
             share=0.056,
             slower=1.06,
-            message="box2 is 6% slower: box1 spent 6% of the time waiting",
+            message="box2 is 6% slower: box1 waited 6% of the time",
             hint="check the fans of box2",
             causes=(
                 LikelyCause(cause="gpu_heat", message="GPU 1 of box2 runs at 1410 of 2520 MHz, at 88 C"),

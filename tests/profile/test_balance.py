@@ -87,7 +87,7 @@ def test_the_screen_says_what_waiting_for_a_slow_node_costs() -> None:
     found = summary(SLOW)
     (late,) = found.stragglers
     assert late.slower == pytest.approx(308 / 108)
-    assert late.message == "node1 is 2.9x slower: node0 spent 63% of the time waiting"
+    assert late.message == "node1 is 2.9x slower: node0 waited 63% of the time"
     (row,) = (row for row in verdict_sheet(found).rows if row[0] == "straggler")
     assert late.message in row[1]
     assert found.balance is not None

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from multinode.profile.figures import FigureNote
 from multinode.profile.machine_use import DIVIDED, GpuUse, NodeUse, use_of_gpus
 from multinode.profile.observed import ObservedNode
 from multinode.profile.summary_sheets import summary_sheets
@@ -19,7 +20,7 @@ SECOND = 1_000_000_000
 START_S, END_S = 15, 30
 
 
-def used(samples: list[GpuSample]) -> tuple[tuple[GpuUse, ...], dict[str, str]]:
+def used(samples: list[GpuSample]) -> tuple[tuple[GpuUse, ...], tuple[FigureNote, ...]]:
     """What is said of a node's GPUs, and why the rest is not."""
     node = ObservedNode(name="node0", node_rank=0, ranks=(0,), samples=tuple(samples))
     return use_of_gpus(node, Span(start_ns=START_S * SECOND, end_ns=END_S * SECOND), float(END_S - START_S))
@@ -121,4 +122,6 @@ def test_gpus_come_by_index_and_one_that_was_lost_before_is_missed() -> None:
     lost = [one for one in gpus(index=1, power_w=lambda _: 300.0) if one.mono_ns < START_S * SECOND]
     use, missing = used([*gpus(index=6), *lost, *gpus(index=0)])
     assert [gpu.index for gpu in use] == [0, 6]
-    assert missing == {"gpu 1": "not sampled while the measured steps ran"}
+    (note,) = missing
+    assert (note.node, note.concerns, note.figures) == ("node0", "gpu 1", {"gpu": 1})
+    assert note.message == "not sampled while the measured steps ran"

@@ -124,7 +124,7 @@ def test_ranks_that_kept_other_operations_say_that_they_are_samples() -> None:
     ops = written_by("2.29.7", 0)
     moved = [msgspec.structs.replace(op, comm_rank=1, number=op.number + 1) for op in ops_of(ops)]
     with pytest.raises(
-        UnknownError, match="on all workers: it recorded 7% of the operations, and a plugin built from NCCL"
+        UnknownError, match="on all workers: it recorded 7% of the operations, but a plugin built from NCCL"
     ):
         view_inspector(seen(*ops, *moved, world_size=2))
 

@@ -253,9 +253,13 @@ def test_segments_sent_again_are_a_part_of_all_that_were_sent() -> None:
 
 
 def test_why_there_is_no_gpu_is_said_by_the_sampler_itself() -> None:
-    assert used(NoteSample(message="Driver Not Loaded", lacks="gpus")).notes["gpus"] == "Driver Not Loaded"
-    assert used().notes["gpus"] == "no GPU was sampled"
-    assert used(NoteSample(message="by a worker", rank=0, lacks="gpus")).notes["gpus"] == "no GPU was sampled"
+    def told(*notes: NoteSample) -> list[tuple[str, str, str]]:
+        return [(note.code, note.concerns, note.message) for note in used(*notes).notes]
+
+    assert told(NoteSample(message="Driver Not Loaded", lacks="gpus")) == [("gpus-unread", "gpus", "Driver Not Loaded")]
+    unsampled = [("gpus-not-sampled", "gpus", "no GPU was sampled")]
+    assert told() == unsampled
+    assert told(NoteSample(message="by a worker", rank=0, lacks="gpus")) == unsampled
 
 
 def test_workers_have_their_highest_memory() -> None:

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from multinode.profile.observed import ObservedNode, observe
 from multinode.profile.summary import Summary, summarise
-from multinode.records.samples import LossSample, ModelSample, Sample, StepSample, TrainEndSample
+from multinode.profile.summary_sheets import summary_sheets
+from multinode.profile.trace import read_traces
+from multinode.records.run_directory import RunDirectory
+from multinode.records.samples import LossSample, ModelSample, NoteSample, Sample, StepSample, TrainEndSample
 from multinode.stats.estimate import estimate_median, estimate_rate, spread_of, value_of
 from multinode.stats.unknown import Unknown, known
+from tests.golden import Golden
 from tests.reasons import reasons
+
+TRACES = Path(__file__).parent / "traces"
 
 
 def steps(rank: int, times_ms: Sequence[float | None], samples: int | None = 8) -> list[Sample]:
@@ -151,3 +158,34 @@ def test_a_spread_is_median_p95_and_cv(values: list[float], median: float, p95: 
     found = spread_of(values)
     assert (found.median, found.p95) == (median, p95)
     assert found.cv == pytest.approx(cv, rel=1e-3)
+
+
+def test_what_nodes_and_workers_report_is_noted_with_who_says_it(golden: Golden) -> None:
+    driver = NoteSample(message="Driver Not Loaded", lacks="gpus")
+    hidden = NoteSample(message="no control group can be seen", lacks="cgroup")
+    late = NoteSample(message="the first\nsamples were lost", rank=1)
+    lever = NoteSample(message="gradients were NOT compressed to fp16: the training has its own hook", rank=1)
+    found = summary_of([*steps(0, [100.0] * 9), *steps(1, [100.0] * 9), driver, hidden, late, lever])
+    golden.check_findings("notes", {"reported": found.notes})
+    assert [note.concerns for note in found.notes] == ["one", "one", "one, rank 1", "one, rank 1"]
+    (missing,) = (sheet for sheet in summary_sheets(found) if sheet.title == "missing")
+    told = {figures: why for figures, why in missing.rows if figures.startswith("one")}
+    assert told == {
+        "one": f"no GPU samples: {driver.message}; no cgroup samples: {hidden.message}",
+        "one, rank 1": f"the first samples were lost; {lever.message}",
+    }
+
+
+def test_of_many_notes_of_a_node_the_first_are_kept() -> None:
+    found = summary_of([*steps(0, [100.0] * 9), *(NoteSample(message=f"{number}") for number in range(100))])
+    assert [note.message for note in found.notes] == [f"{number}" for number in range(20)]
+
+
+def test_a_trace_that_is_missing_or_broken_is_noted_and_the_others_are_read(golden: Golden, tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.trace_path(0).parent.mkdir(parents=True)
+    directory.trace_path(0).write_bytes((TRACES / "nccl.json").read_bytes())
+    directory.trace_path(2).write_bytes(b"torn")
+    events, notes = read_traces(directory, (0, 1, 2))
+    assert events.keys() == {0}
+    golden.check_findings("unread_traces", {note.concerns: note for note in notes})

@@ -3,6 +3,7 @@ from __future__ import annotations
 import msgspec
 
 from multinode.profile.calls import SeenCall
+from multinode.profile.figures import FigureNote
 from multinode.profile.machine_use import GpuUse, NodeUse
 from multinode.profile.nics import NicUse
 from multinode.profile.step_split import KnownSteps, StepSplit
@@ -46,12 +47,15 @@ def test_the_parts_of_a_step_are_in_ms_in_percent_and_as_bars() -> None:
 
 def test_many_names_leave_room_for_the_reason(golden: Golden) -> None:
     names = [f"a_figure_of_a_long_name_{number}" for number in range(6)]
-    bare = msgspec.structs.replace(BARE, notes=dict.fromkeys(names, "there is no counter for it"))
+    bare = msgspec.structs.replace(
+        BARE, notes=tuple(FigureNote(concerns=name, message="there is no counter for it") for name in names)
+    )
     golden.check_answer("summary_long_names", summary_sheets(bare), widths=(80,))
 
 
 def test_a_figure_that_every_node_lacks_is_told_once() -> None:
-    nodes = tuple(NodeUse(node=f"n{at}", node_rank=at, ranks=(at,), notes={"gpus": "no NVML"}) for at in range(8))
+    notes = (FigureNote(concerns="gpus", message="no NVML"),)
+    nodes = tuple(NodeUse(node=f"n{at}", node_rank=at, ranks=(at,), notes=notes) for at in range(8))
     assert line(shown(msgspec.structs.replace(BARE, nodes=nodes)), "gpus") == ["no", "NVML"]
 
 
@@ -96,7 +100,7 @@ def test_what_a_node_says_of_itself_is_text_and_neither_markup_nor_a_command_to_
         node_rank=0,
         ranks=(0,),
         nics=(NicUse(ifname="eth0\x07"),),
-        notes={"x": "\x1b]0;owned\x07[bold]"},
+        notes=(FigureNote(concerns="x", message="\x1b]0;owned\x07[bold]"),),
     )
     text = shown(msgspec.structs.replace(BARE, nodes=(node,)), width=160)
     assert "[red]n[/]?[2J" in text

@@ -95,7 +95,7 @@ def test_waiting_for_a_late_worker_is_no_transfer_whatever_the_clocks_say() -> N
     assert view.busbw_gb_per_s == pytest.approx(MB / 200 / 1000)
     assert view.comm_ms == pytest.approx(0.2)
     assert view.exposed_ms == pytest.approx(0.2)
-    assert (reasons(view), view.notes) == ({}, {})
+    assert (reasons(view), view.notes) == ({}, ())
 
 
 def test_two_collectives_at_once_share_the_time_that_they_take() -> None:
@@ -114,7 +114,9 @@ def test_the_kth_of_a_kind_is_matched_with_the_kth_and_other_kinds_do_not_mix() 
 def test_one_traced_worker_of_several_says_that_its_waiting_counts() -> None:
     view = view_traces({2: window(span(0, 400))}, 4)
     assert view.busbw_gb_per_s == pytest.approx(1.5 * MB / 400 / 1000)
-    assert "only rank 2 was traced" in view.notes["transfer"]
+    (note,) = view.notes
+    assert (note.concerns, note.figures) == ("transfer", {"rank": 2})
+    assert "only rank 2 was traced" in note.message
 
 
 @pytest.mark.parametrize(
@@ -184,8 +186,8 @@ def test_what_is_said_of_a_window(golden: Golden) -> None:
         "a GPU that waits": view_traces({0: four["cuda"]}, 2, known(counters(0.1, 1.0).mean)),
         "no reason": view_traces({0: four["cpu"]}, 2, known(counters(0.1, 1.0).mean)),
         "few kernels": view_traces({0: four["cuda"]}, 2, None, [gathers]),
-        "an nccl-test that confirms the window": decided(500, 900.0),
-        "an nccl-test that confirms the counters": decided(1186, 580.0),
+        "an nccl-test agrees with the window": decided(500, 900.0),
+        "an nccl-test agrees with the counters": decided(1186, 580.0),
     }
     golden.check_findings("windows", {name: view.findings for name, view in cases.items()})
 

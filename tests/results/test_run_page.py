@@ -11,6 +11,7 @@ from multinode.network.measure import load_scan, scan_messages
 from multinode.network.scan_evidence import CollectiveRow
 from multinode.network.scan_verdict import Verdict
 from multinode.network.size_scan import ScanReport
+from multinode.profile.figures import FigureNote
 from multinode.profile.observed import observe
 from multinode.records.benchmark import CollectiveTest
 from multinode.results.run_page import run_page
@@ -172,7 +173,7 @@ def test_nothing_that_a_node_or_a_job_says_is_run_by_the_page() -> None:
     run = msgspec.structs.replace(
         RUN, job=attack, nodes=tuple(msgspec.structs.replace(node, name=attack) for node in RUN.nodes)
     )
-    summary = msgspec.structs.replace(SUMMARY, rule=attack, notes={attack: attack})
+    summary = msgspec.structs.replace(SUMMARY, rule=attack, notes=(FigureNote(concerns=attack, message=attack),))
     page = run_page([make.stored_run(run, summary=summary, observed=msgspec.structs.replace(seen, nodes=nodes))])
     read = _Read(page)
     assert read.asked == []

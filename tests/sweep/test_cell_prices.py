@@ -184,7 +184,7 @@ def test_a_price_without_a_currency_that_gets_the_file_s_is_noted() -> None:
 
     own = msgspec.structs.replace(MEASURED, price_per_hour=2.8)
     assert len(notes(own)) == 1
-    assert notes(own)[0].endswith("are assumed to be in EUR.")
+    assert notes(own)[0].endswith("are taken to be in EUR.")
     assert notes(MEASURED) == notes(msgspec.structs.replace(own, currency="EUR")) == []
 
 
@@ -232,7 +232,7 @@ def choose(*cells: CellRow, hours: float = 8) -> Cheapest:
         (
             [cell("late", 7, 2.0), cell("early", 3, 2.0), cell("dear", 1, 3.0)],
             "early",
-            "with late: each costs 2.00 EUR; it is the fastest of them, 3 h 00 min.",
+            "with late: each costs 2.00 EUR, and early is the fastest (3 h 00 min).",
         ),
         # A spread that reaches beyond the deadline is said with the cheapest that does not.
         (
@@ -261,7 +261,7 @@ def test_the_cheapest_is_the_one_that_costs_least_of_those_in_time(cells: list[C
         ([cell("a", 8.001, 1.0)], "No cell finishes within 8 h 00 min"),
         (
             [cell("a", 9, 1.0), cell("b", 20, 1.0)],
-            ("No cell finishes within 8 h 00 min: the fastest, a, takes 9 h 00 min."),
+            ("No cell finishes within 8 h 00 min. The fastest, a, takes 9 h 00 min."),
         ),
         (
             [cell("a", 7, None)],

@@ -255,8 +255,8 @@ def test_epochs_are_so_many_times_the_data() -> None:
     (note,) = trains
     assert (
         note.message
-        == "The full run is 3 epochs of the dataset (1,100 samples). Its time follows from the rate of the measured "
-        "steps."
+        == "The full run has 3 epochs of the dataset (1,100 samples). Its time is calculated from the speed of the "
+        "measured steps."
     )
     assert rows[0].whole_s == Estimate(value=330.0, low=165.0, high=660.0)
 
@@ -265,8 +265,8 @@ def test_a_cell_that_packs_its_data_otherwise_trains_the_same_data() -> None:
     rows, trains = with_full_run([row("a", dataset_samples=1000), row("b", dataset_samples=250)], FullRun(epochs=1.0))
     assert times(rows) == [100.0, 25.0]
     (note,) = trains
-    assert (
-        note.message == "The full run is 1 epoch of the dataset. Its time follows from the rate of the measured steps."
+    assert note.message == (
+        "The full run has 1 epoch of the dataset. Its time is calculated from the speed of the measured steps."
     )
 
 
@@ -276,8 +276,8 @@ def test_steps_are_those_of_the_file_s_batch_on_the_most_workers_in_every_cell()
     assert times(rows) == [1280.0, 1280.0, None]
     (note,) = trains
     assert note.message == (
-        "The full run is 12,800 samples in every cell (100 steps of 16 samples per worker on 8 workers). Its time "
-        "follows from the rate of the measured steps."
+        "In every cell, the full run has 12,800 samples (100 steps of 16 samples per worker on 8 workers). Its time "
+        "is calculated from the speed of the measured steps."
     )
 
 

@@ -42,7 +42,7 @@ def test_a_sweep_s_table_has_a_row_a_cell_in_the_grid_s_order_whatever_became_of
     assert (out.settings.method, out.settings.per_device_batch, out.world_size, out.global_batch) == ("full", 4, 2, 8)
     assert out.settings.lora_rank is None
     assert SWEEP.rule == "the first 5 of 35 steps are excluded as warm-up"
-    assert SWEEP.notes[0].message.startswith("The full run is 3 epochs of the dataset (1,100 samples)")
+    assert SWEEP.notes[0].message.startswith("The full run has 3 epochs of the dataset (1,100 samples)")
     assert msgspec.json.decode(msgspec.json.encode(SWEEP), type=CellTable) == SWEEP
 
 
@@ -104,7 +104,7 @@ def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
         ]
     )
     assert [note.message for note in found.notes[:2]] == ["s1: its own", both]
-    assert sum(note.message.startswith("Batch: per_device_train_batch_size") for note in found.notes) == 1
+    assert sum(note.message.startswith("Batch is per_device_train_batch_size") for note in found.notes) == 1
     assert combined([found]) == found
     assert sum("measured elsewhere" in note.message for note in found.notes) == 1
     assert table(row("a")) == combine([table(row("a"))])
@@ -115,11 +115,11 @@ def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
     [
         (
             JobSettings(model="m", sequence_length=8),
-            "sequence length: a sample is a different amount of work in each row, so compare",
+            "sequence length: a sample needs a different amount of work in each row, so compare",
         ),
         (JobSettings(model="n", sequence_length=4), "Rows differ in model: "),
         (JobSettings(model="n", sequence_length=8), "Rows differ in model and sequence length: "),
-        (JobSettings(model="m"), "Rows do not all have sequence length: a sample may be a different amount of work"),
+        (JobSettings(model="m"), "Rows do not all have sequence length: a sample may need a different amount of work"),
         (JobSettings(model="m", sequence_length=4), None),
     ],
 )
@@ -133,7 +133,9 @@ def test_rows_whose_samples_are_other_work_are_marked(other: JobSettings, said: 
 def test_rows_whose_exposed_communication_is_of_few_steps_are_marked() -> None:
     steps = KnownSteps(known=4, measured=10)
     few = msgspec.structs.replace(row("a"), network_share=0.4, exposed_steps=steps)
-    note = "Exposed communication is known in fewer steps than were measured in 1 row; a: from 4 of 10 measured steps."
+    note = (
+        "In 1 row, exposed communication is known for only some of the measured steps; a: from 4 of 10 measured steps."
+    )
     assert note in [found.message for found in with_notes(table(few, row("b"))).notes]
 
 

@@ -44,7 +44,9 @@ def words(row: CellRow) -> str:
 def test_over_rdma_the_sentence_is_that_of_predict() -> None:
     alone, fast, slow = rows(RDMA)
     assert (words(alone), words(fast)) == ("", "")
-    assert words(slow).startswith("4.4x slower than 3,200 Gbit/s over RDMA allows: the speed matches about ")
+    assert words(slow).startswith(
+        ("4.4x slower than 3,200 Gbit/s over RDMA allows; the measured speed corresponds to a link of about ")
+    )
     assert words(slow).endswith("Check whether NCCL uses RDMA on every NIC: multinode nccl-test")
     same = PublishedBenchmarks(
         model=Model(parameters=7 * 10**9, trainable=7 * 10**9),
@@ -62,7 +64,10 @@ def test_over_rdma_the_sentence_is_that_of_predict() -> None:
 def test_over_tcp_below_25_gbit_a_speed_inside_the_interval_is_not_judged() -> None:
     alone, inside, beyond = rows(TCP, "table.md")
     assert (words(alone), words(inside)) == ("", "")
-    assert "slower than 10 Gbit/s allows: the speed matches about 1.2 Gbit/s. Measure the link" in words(beyond)
+    assert (
+        "slower than 10 Gbit/s allows; the measured speed corresponds to a link of about 1.2 Gbit/s. Measure the link"
+        in words(beyond)
+    )
 
 
 @pytest.mark.parametrize(

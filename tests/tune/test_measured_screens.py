@@ -25,7 +25,7 @@ CELLS = {
         msgspec.structs.replace(
             SWEEP,
             cells=(
-                msgspec.structs.replace(SWEEP.cells[0], disturbances=(Finding(message="box1: CPU steal 6%"),)),
+                msgspec.structs.replace(SWEEP.cells[0], disturbances=(Finding(message="box1: CPU steal was 6%"),)),
                 *SWEEP.cells[1:],
             ),
             cheapest=Cheapest(

@@ -54,7 +54,7 @@ AVERAGED = candidate(
     expected_s=95.0,
     effects=(
         Finding(
-            message="a different algorithm; the loss may be worse, as nodes train independently between averaging steps"
+            message="a different algorithm: nodes train independently between averaging steps, so the loss may be worse"
         ),
     ),
 )
@@ -131,7 +131,7 @@ def test_the_screen_of_a_tuning(golden: Golden, name: str) -> None:
 
 
 def test_the_screen_of_a_plan(golden: Golden) -> None:
-    planned = changed(ASKED, needed_s=1140.0, waiting=9, notes=("from 20261123-110000-aaaa, 20261123-110500-bbbb",))
+    planned = changed(ASKED, needed_s=1140.0, waiting=9, sources=("20261123-110000-aaaa", "20261123-110500-bbbb"))
     trials = [
         trial(one.label, state="waiting", candidate=one)
         for one in (BASELINE.candidate, ALONE.candidate, LONGER.candidate)

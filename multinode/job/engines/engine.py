@@ -69,7 +69,7 @@ class EngineKind(ABC):
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """What starts the workers: one of `ENGINES`, and the user's accelerate configuration, if any."""
+    """The launcher of the workers: one of `ENGINES`, and an accelerate configuration if the user gave one."""
 
     name: str
     accelerate: dict[str, Any] = {}
