@@ -117,14 +117,14 @@ def _renew_tuning(run: StoredRun, runs: Path) -> None:
 
 
 def _renew_contrast(run: StoredRun, runs: Path) -> None:
-    before, record = load_contrast(run.directory), run.directory.read(GRID_FILE, GridRecord)
-    if before is None or record is None or run.cluster is None:
+    record = run.directory.read(GRID_FILE, GridRecord)
+    if load_contrast(run.directory) is None or record is None or run.cluster is None:
         return
     planned = plan_sides(run.cluster, [node.slots or 1 for node in run.cluster.nodes], ContrastRequest())
     measured = [[StoredRun(RunDirectory(runs / run_id)) for run_id in cell.run_ids] for cell in record.cells]
     sides = [make_side(side.role, of_side) for side, of_side in zip(planned.sides, measured, strict=True)]
     rule = measured[1][-1].require_summary().rule
-    after = compare(sides, mode=planned.mode, why=planned.why, job=before.job, rule=rule)
+    after = compare(sides, mode=planned.mode, why=planned.why, job=run.run.job, rule=rule)
     run.directory.write(CONTRAST_FILE, after)
     run.directory.write(CONTRAST_FILE, with_outlook(after, runs))
 

@@ -350,7 +350,8 @@ class BatchBalance:
             return
         self._has_told = True
         message = (
-            "%s changes nothing: each worker gets %d samples per step; only larger micro-batches could be split further"
+            "%s changes nothing: each worker gets the same number of samples per step (%d); only larger micro-batches "
+            "could be split further"
             % (
                 self.settings.option,
                 samples,
