@@ -79,7 +79,7 @@ def test_a_disk_that_is_full_to_the_end_of_the_run_is_told_and_attach_fetches_th
         time.sleep(4.0)
         go_file.end()
         said, _ = controller.communicate(timeout=DEADLINE_S)
-    assert said.count("No space left on device; the rest is fetched when the run has ended") == 1
+    assert said.count("No space left on device; it will be fetched when the run has ended") == 1
     assert "the run has succeeded, but this could not be recorded" in said
     assert controller.returncode == 1
     assert processes_of(run_id) == []
