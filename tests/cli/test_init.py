@@ -44,7 +44,7 @@ def test_a_directory_that_cannot_be_written_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [([], "no node was given"), (["gpu-a", "--example"], "--example probes no nodes, but nodes were given")],
+    [([], "no node was given"), (["gpu-a", "--example"], "--example does not probe nodes, but nodes were given")],
 )
 def test_either_nodes_are_named_or_the_samples_are_wanted(words: list[str], message: str) -> None:
     refused = CliRunner().invoke(build_app(), ["init", *words]).exception

@@ -357,7 +357,7 @@ def test_a_run_that_nobody_follows_is_exported_if_it_has_ended_and_refused_other
     followed, ended = (export("last", "csv:x", *arguments).exception for arguments in (("--follow",), ()))
     assert isinstance(followed, UsageError)
     assert isinstance(ended, UsageError)
-    assert "no multinode on this machine follows" in followed.message
+    assert "no multinode process on this machine is following" in followed.message
     assert (followed.hint, ended.hint) == (
         f"multinode attach {RUN.run_id} --export csv:x",
         f"multinode export {RUN.run_id} --follow TARGET",

@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.lab]
 
 # The fault of node 1, of node 2 and so on, a part of the message, and a part of the hint.
 FAULTS: list[tuple[Fault, str, str]] = [
-    (SshdState(node="node1", how="stop"), "refused", "start it on the node"),
-    (SshdState(node="node2", how="freeze"), "sshd does not answer in time", "restart it"),
+    (SshdState(node="node1", how="stop"), "refused", "start sshd on the node"),
+    (SshdState(node="node2", how="freeze"), "sshd does not answer in time", "restart sshd"),
     (SshdState(node="node3", how="crowded"), "sshd closed it before login", "MaxStartups"),
     (SshdState(node="node4", how="new-host-key"), "host key has changed", "ssh-keygen -f"),
     (SshdState(node="node5", how="refuse-key"), "refused your keys for user 'root'", "ssh-copy-id"),

@@ -63,7 +63,7 @@ def test_clean_leaves_live_runs_in_a_shared_home_alone_and_stop_ends_them(
             assert set(node["kept"]) == ranks
             assert node["machines"] == {f"{run_id}.{other.node_rank}": other.name}
     told = command.run("clean", "--older-than", "0", "--hosts", "lab").stdout
-    assert f"of another machine and still running, so kept: {run_id}.1 (of node1)" in told
+    assert f"kept because still running on another machine: {run_id}.1 (node1)" in told
     assert {path.name for path in (shared_home / "runs").iterdir()} == ranks
     boots = {json.loads((shared_home / "runs" / name / "supervisor.json").read_text())["boot_id"] for name in ranks}
     assert len(boots) == 1, "they have one kernel"

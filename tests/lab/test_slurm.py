@@ -290,4 +290,4 @@ def test_detaching_in_an_allocation_is_refused_and_outside_of_one_nothing_begins
     inside = login.run("salloc", "-N1", sys.executable, "-m", "multinode", *LAUNCH, "--detach", "--", TRAIN)
     assert "multinode submit" in inside.stderr
     outside = login.multinode(*LAUNCH, "--", TRAIN)
-    assert (outside.returncode, "no scheduler gave nodes" in outside.stderr) == (2, True)
+    assert (outside.returncode, "this shell has no nodes from a scheduler" in outside.stderr) == (2, True)

@@ -45,5 +45,5 @@ def test_lines_that_name_a_slurm_job_are_reached_by_its_steps_which_no_run_outli
     transport = _open_transport(allocated, local=False)
     assert isinstance(transport, SlurmTransport)
     assert not transport.starts_early
-    assert "--detach: Slurm ends processes" in str(transport.why_no_detach())
+    assert "--detach does not work in an allocation: Slurm kills all processes" in str(transport.why_no_detach())
     assert _open_transport(CLUSTER, local=False).why_no_detach() is None

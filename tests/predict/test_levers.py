@@ -111,7 +111,9 @@ def test_power_sgd_sends_thin_matrices_and_computes_more() -> None:
     assert thin.parts.comm_ms < plain.parts.comm_ms / 39
     assert thin.parts.optimizer_ms == pytest.approx(OPTIMIZER_MS * (1 + 4.5 * (1 - VECTORS / TRAINED)))
     assert thin.parts.compute_ms == plain.parts.compute_ms == COMPUTE_MS
-    assert any("the compute of PowerSGD" in one.message for one in thin.doubts)
+    assert [one.message.split()[:4] for one in thin.doubts if one.code == "lever-compute"] == [
+        "the time of PowerSGD".split()
+    ]
     eight = outlooks(ForecastRequest(links=(0.1,), levers=compressions("powersgd:8")))[0]
     assert eight.parts.comm_ms == pytest.approx(comm_ms(0.1, 4 * (2 * THIN + VECTORS)), rel=0.02)
 
