@@ -68,7 +68,7 @@ def test_a_server_has_its_ranks_and_addresses_and_is_told_ready(lab: Lab, comman
             said.append(line)
             if READY.search(line):
                 break
-        assert "replaces: --nnodes 2 --node-rank 0 --master-addr 192.0.2.1" in "".join(said)
+        assert "the hostfile overrides --nnodes 2 --node-rank 0 --master-addr 192.0.2.1" in "".join(said)
         first, second = (node.addr for node in lab.nodes)
         asked = subprocess.run(
             [*ns_command(lab.nodes[1]), "bash", "-c", f"cat < /dev/tcp/{first}/8123"],

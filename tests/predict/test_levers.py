@@ -112,7 +112,7 @@ def test_power_sgd_sends_thin_matrices_and_computes_more() -> None:
     assert thin.parts.optimizer_ms == pytest.approx(OPTIMIZER_MS * (1 + 4.5 * (1 - VECTORS / TRAINED)))
     assert thin.parts.compute_ms == plain.parts.compute_ms == COMPUTE_MS
     assert [one.message.split()[:4] for one in thin.doubts if one.code == "lever-compute"] == [
-        "the time of PowerSGD".split()
+        ["the", "time", "of", "PowerSGD"]
     ]
     eight = outlooks(ForecastRequest(links=(0.1,), levers=compressions("powersgd:8")))[0]
     assert eight.parts.comm_ms == pytest.approx(comm_ms(0.1, 4 * (2 * THIN + VECTORS)), rel=0.02)
