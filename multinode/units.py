@@ -174,6 +174,13 @@ def format_rate(gbit_per_s: float, digits: int = 3) -> str:
     return f"{format_figure(float(f'{value:.{digits}g}'))} {unit}"
 
 
+def format_link(gbit_per_s: float) -> str:
+    """A link by its rate, with its article: `a 100 Gbit/s link`, `an 800 Mbit/s link`."""
+    rate = format_rate(gbit_per_s)
+    article = "an" if re.match(r"8|1[18]\b", rate) else "a"
+    return f"{article} {rate} link"
+
+
 def format_range(low: str, word: str, high: str) -> str:
     """Two amounts, the unit once where both have the same: `610 and 840 Mbit/s`."""
     number, _, unit = low.partition(" ")

@@ -59,7 +59,7 @@ def run_check(hosts: Names = None, job: JobWords = None, *, say: Say = print, **
         hosts: a hostfile, a list of names, `@name` of multinode.toml, `lab` or `auto`. Default: the same as for
             `--hosts`.
         job: path of a YAML file, or the words of a command, such as `["train.py", "--lr", "1e-4"]`. If None, only the
-            requirements of every training are checked.
+            requirements of every training job are checked.
         say: called with a line of text at each stage. If None, nothing is printed.
         options: the options of the command, written with underscores.
 
@@ -235,7 +235,7 @@ def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **opti
 
 @takes(TuneInput, "tune")
 def tune(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[Tuned]:
-    """Find the change with which a training reaches a given loss fastest, like `multinode tune`.
+    """Find the change with which a training job reaches a given loss fastest, like `multinode tune`.
 
     `judge="speed"` judges changes by samples/s instead. `from_="last"` tries the changes that `advise` predicts from a
     stored run. If the measurement was interrupted, make the same call again to resume it.

@@ -24,13 +24,13 @@ def check(
 ) -> CheckReport:
     """Probe every node, connect every node to every other node, and report problems, like `multinode check`.
 
-    A problem on a node is reported as a finding, not raised as an error. If a finding would break a training,
+    A problem on a node is reported as a finding, not raised as an error. If a finding would make a training run fail,
     `report.ok` is False.
 
     Args:
         cluster: the nodes.
         context: the connections to the nodes.
-        job: the training. If None, only the requirements of every training are checked.
+        job: the training job. If None, only the requirements of every training job are checked.
         options: how the job will be launched, and whether to measure the bandwidth between the nodes.
     """
     from multinode.check.check import CheckOptions, check_cluster

@@ -294,7 +294,7 @@ def _below(device: str, kind: str, members: Sequence[tuple[_Placed, BenchTest, f
     best, test, share = max(members, key=lambda entry: entry[2])
     causes = (*sensor_causes(best.worker), USUAL[kind].found(None))
     workers = tuple(each.name for each, _, _ in members)
-    devices = f"{device} of {format_list(list(dict.fromkeys(workers)), _MOST_NAMED)}"
+    devices = f"{device} on {format_list(list(dict.fromkeys(workers)), _MOST_NAMED)}"
     values = {"devices": devices, "of_peak": share, "label": test.label}
     return BelowSheet(
         **_BELOW_SHEET.fields(None, values) | _fix(causes),

@@ -110,7 +110,7 @@ SLOW_NVIDIA_SMI = _GPUS.note(
     about="nvidia-smi takes seconds, because the driver is reloaded for each program",
     message=(
         "nvidia-smi took {duration}. Without persistence mode, the driver is reloaded for each program, including "
-        "every training"
+        "every training run"
     ),
     hint="enable the nvidia-persistenced service, or run on {node}:\nsudo nvidia-smi -pm 1",
 )
@@ -182,7 +182,7 @@ GPU_FULL = _GPUS.error(
     ),
 )
 LEFTOVER = _LEFTOVERS.warning(
-    about="processes of an earlier run still run without a supervisor",
+    about="processes of an earlier run are still running, without a supervisor",
     message="run {run} left {count} behind without a supervisor ({commands}). The job cannot use the cores, memory "
     "and ports in use there",
     hint="run this on {node}:\nkill -9 {pids!s}",

@@ -93,7 +93,7 @@ ALL_SLOW = _LINK.note(
     hint="measure again on idle nodes, or measure collectives:\nmultinode nccl-test",
 )
 ONE_CONNECTION = _LINK.note(
-    about="one TCP connection cannot use the full rate of a link of 10 Gbit/s or more",
+    about="one TCP connection cannot use the full rate of a link with 10 Gbit/s or more",
     message="one TCP connection reaches at most {best} of {ceiling}. At this speed the limit is one CPU core, but "
     "NCCL opens several connections",
     hint="measure collectives:\nmultinode nccl-test",

@@ -75,8 +75,8 @@ RDMA_OTHER_NETWORK = _RDMA.warning(
 RDMA_MTU = _RDMA.note(
     about="RoCE uses interfaces with an MTU below 4200, so its packets are smaller than possible",
     message="{port} sends over {ifname} with an MTU of {mtu}, so RoCE sends packets of {packet} instead of 4096 bytes",
-    hint="set an MTU of 4200 or more on the switch and every node. If the switch has 9000, run as root:\nip link set "
-    "{ifname} mtu 9000",
+    hint="set an MTU of 4200 or more on the switch and every node. If the switch's MTU is 9000, run as root:\nip link "
+    "set {ifname} mtu 9000",
 )
 RDMA_ACS = _RDMA.warning(
     about=(

@@ -53,7 +53,7 @@ NAMES_ANOTHER = _VARIABLES.warning(
     hint="{way!s}",
 )
 NAME_OVERRIDDEN = _VARIABLES.note(
-    about="a node sets NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME to another value than multinode does for its jobs",
+    about="a node sets NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME to a different value than multinode does for its jobs",
     message="{name}={value} is set in {source} on {nodes}. multinode sets it to the data plane for its jobs, but "
     "manual launches use this value",
     hint="{way!s}",

@@ -1,4 +1,4 @@
-"""`multinode check`: what would break a training on these nodes, and what fixes it."""
+"""`multinode check`: what would make a training run fail on these nodes, and what fixes it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check(
             metavar="JOB.yaml [KEY=VALUE]...",
             help=(
                 "LLaMA-Factory YAML, followed by keys to override (same as --set). For any other training, put your "
-                "usual command after --. Without a job, check only the requirements of every training."
+                "usual command after --. Without a job, check only the requirements of every training job."
             ),
         ),
     ] = None,

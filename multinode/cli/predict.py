@@ -46,7 +46,7 @@ def predict(
             metavar="[RUN]...",
             autocompletion=complete_runs,
             help=(
-                "Runs of one training, and an nccl-test: run ids, beginnings of run ids, or `last`. A contrast "
+                "Runs of one training job, and an nccl-test: run ids, beginnings of run ids, or `last`. A contrast "
                 "includes both."
             ),
         ),
@@ -103,8 +103,8 @@ def predict(
         typer.Option(
             metavar="RATE",
             help=(
-                "Measured TCP rate between nodes (from iperf3), if it is below the NIC rate, as in clouds, "
-                "overlay networks, VPNs, Wi-Fi or shared uplinks. Default: from the nccl-test or the file."
+                "Measured TCP rate between nodes (from iperf3), if it is below the NIC rate, as is common in clouds "
+                "and on overlay networks, VPNs, Wi-Fi or shared uplinks. Default: from the nccl-test or the file."
             ),
         ),
     ] = None,

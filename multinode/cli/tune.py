@@ -115,9 +115,9 @@ class TuneOptions:
             max=1_000_000,
             metavar="N",
             help=(
-                "Number of steps of the unchanged training. With --judge loss, changes train on the same samples,"
-                " except that averaging between nodes trains on more. Default: 64, or 20 measured steps with "
-                "--judge speed."
+                "Number of steps of the unchanged training. With --judge loss, every change is trained on the same "
+                "samples, except averaging between nodes, which is trained on more. Default: 64, or 20 measured steps "
+                "with --judge speed."
             ),
         ),
     ] = None
@@ -176,7 +176,7 @@ def tune(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the change with which a training reaches a given loss fastest, or runs fastest.
+    """Find the change with which a training job reaches a given loss fastest, or runs fastest.
 
     If the command is interrupted, run it again to resume.
     """

@@ -25,7 +25,7 @@ class Key(NamedTuple):
     hint: str | None = None
 
 
-_ONE_CURRENCY = "use a plain number: all nodes have the same currency"
+_ONE_CURRENCY = "use a plain number; the currency is the same for all nodes"
 # In the order of a written hostfile.
 KEYS = {
     "slots": Key("a number of workers, 1 to 1024", "to leave a node out, remove its line"),

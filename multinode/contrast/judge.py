@@ -429,7 +429,7 @@ def _has_fewer_workers(contrast: Contrast) -> bool:
     return contrast.candidate.world_size < contrast.baseline.world_size
 
 
-_REASONS = RuleGroup("Reasons of a contrast's verdict")
+_REASONS = RuleGroup("Reasons for a contrast's verdict")
 _STEP_PARTS = _REASONS.rule(
     "step-parts", about="the largest parts of a step on both sides", message="A step takes {candidate}; {baseline}."
 )

@@ -160,7 +160,7 @@ def _require_slots(cluster: Cluster, slots: Sequence[int], workers: int | None) 
     for node, has in zip(cluster.nodes, slots, strict=False):
         if workers is not None and has < workers:
             raise UsageError(
-                f"{workers} workers are requested, but it has {has} slots",
+                f"{workers} workers are requested, but it has {format_count(has, 'slot')}",
                 node=node.name,
                 hint=f"use --workers-per-node {min(slots)}, or raise slots= or gpus= in the hostfile",
             )

@@ -29,7 +29,7 @@ MISSING = DESYNCS.rule(
 )
 _OTHER_OPERATION = DESYNCS.rule(
     "other_operation",
-    about="a rank that called another collective than the others",
+    about="a rank that called a different collective than the others",
     message="{who} called {called}{position}, but {others} called {collective}{line}{waited}{tie}",
     hint=_SAME_ORDER,
 )

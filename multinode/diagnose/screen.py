@@ -36,8 +36,10 @@ def _nothing(explanation: Explanation) -> Iterator[Block]:
     found = f"no failure found in {logs} ({lines})"
     if explanation.benchmarks:
         programs = format_list(tuple(dict.fromkeys(explanation.benchmarks.values())))
+        contain = "it contains" if len(explanation.files) == 1 else "they contain"
         found = (
-            f"no error message found in {logs} ({lines}), but results of {programs}: multinode nccl-test can judge them"
+            f"no error message found in {logs} ({lines}), but {contain} {programs} results, which multinode nccl-test "
+            "can judge"
         )
     yield Prose(found, "lead")
     yield Labels((*_rows("Last", explanation.last_lines), *_rows("Next", explanation.next)))

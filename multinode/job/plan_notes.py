@@ -23,7 +23,7 @@ _NO_ROUTE = NOTES.rule(
 )
 _OTHER_INTERFACE = NOTES.rule(
     "other-interface",
-    about="a node whose kernel sends to a peer over another interface than the one it listens on",
+    about="a node whose kernel sends to a peer over a different interface than the one it listens on",
     message="{node} sends to {peer} over {ifname} but listens on {listens_on}",
     figures=("peer", "ifname", "listens_on"),
 )

@@ -27,6 +27,7 @@ from multinode.records.plan import LaunchPlan, NodePlan, Observation, Place, Pla
 from multinode.records.run import node_run_id
 from multinode.secret_values import redact_file
 from multinode.stats.unknown import entries, or_empty, or_none
+from multinode.units import format_count
 
 # Below Linux's ephemeral ports (32768 to 60999), which any connection may take.
 RENDEZVOUS_PORTS = range(20000, 30000)
@@ -159,7 +160,7 @@ def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], workers_p
         for node in cluster.nodes:
             if slots[node.name] < workers_per_node and (node.slots is not None or node.gpus is not None):
                 raise UsageError(
-                    f"{workers_per_node} workers are requested, but it has {slots[node.name]} slots",
+                    f"{workers_per_node} workers are requested, but it has {format_count(slots[node.name], 'slot')}",
                     node=node.name,
                     hint=f"use --workers-per-node {fewest}, or raise slots= or gpus= in the hostfile",
                 )
@@ -200,7 +201,7 @@ def _check_workers(
         # A check reports a node without GPUs, with the reason.
         if gpus and gpus < nproc and test.backend != "gloo":
             raise UsageError(
-                f"{nproc} workers are requested, but it has {gpus} {'GPU' if gpus == 1 else 'GPUs'}",
+                f"{nproc} workers are requested, but it has {format_count(gpus, 'GPU')}",
                 node=node.name,
                 hint="use fewer workers per node, or --backend gloo to measure without GPUs",
             )

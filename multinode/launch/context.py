@@ -142,7 +142,7 @@ class Launch(LaunchOptions, frozen=True, kw_only=True):
     Attributes:
         cluster: the nodes.
         hostfile: text of the hostfile, stored with the run.
-        job: a training or a measurement.
+        job: a training run or a measurement.
         execute: how to follow and stop the run.
         check: whether to check the nodes first. If a problem would break the run, the run is not started.
         run_id: id of the run. If None, one is created.

@@ -169,7 +169,7 @@ def scan_sizes(begin_bytes: int, end_bytes: int, *, factor: int = 2, step_bytes:
 
 
 def scan_messages(collectives: Iterable[str], sizes_bytes: Sequence[int]) -> tuple[Message, ...]:
-    """Return a message of every size for every collective.
+    """Return one message for each collective and size.
 
     Raises:
         UsageError: a collective is unknown.

@@ -112,7 +112,7 @@ _RULES: Mapping[Way, Rule] = {
     ),
     Way.DIFFERS: NIC_PATHS.rule(
         "other-amount",
-        about="the NIC counted another amount than the algorithm sends",
+        about="the NIC counted a different amount than the algorithm sends",
         message=f"{{names}} {{verb}} {{seen}} {_CALL} over {{ifname}}, but {{expected}} was expected. There was other "
         "traffic, or the backend used another algorithm.",
         figures=_MESSAGE_FIGURES,

@@ -33,7 +33,7 @@ from multinode.traffic.pair_speeds import (
     find_odd_in_ring,
     slowest_gb_per_s,
 )
-from multinode.units import BITS_PER_BYTE, format_figure, format_list, format_ms, format_rate, format_size
+from multinode.units import BITS_PER_BYTE, format_figure, format_link, format_list, format_ms, format_rate, format_size
 
 # AWS caps a flow at 5 Gbit/s, and at 10 within a cluster placement group ("Amazon EC2 instance network bandwidth").
 _FLOW_CAPS_GBIT, _NEAR_A_CAP = (5.0, 10.0), (0.9, 1.02)
@@ -180,14 +180,14 @@ def _raw_text(rule: Rule, seen: ScanEvidence) -> str:
     if rule is _OK:
         return f"{reached}, {share}"
     more = ", more than this link can carry" if rule is _INCONCLUSIVE else ""
-    return f"{reached}, {share} of a link of {format_rate(link)}{more}"
+    return f"{reached}, {share} of {format_link(link)}{more}"
 
 
 def _shares(rule: Rule, seen: ScanEvidence, worst: SizeShare, nics: int) -> str:
     parts, link = [], seen.link_gbit_per_s
     if worst.share_of_ceiling is not None:
         together = f", {nics} NICs together" if nics > 1 else ""
-        rate = f" of a link of {format_rate(link)}{together}" if link and rule is not _OK else ""
+        rate = f" of {format_link(link)}{together}" if link and rule is not _OK else ""
         parts.append(f"{worst.share_of_ceiling:.0%} of the {'TCP ' if seen.over_rdma is False else ''}line rate{rate}")
     if worst.share_of_tcp is not None:
         parts.append(f"{worst.share_of_tcp:.0%} of raw TCP")
@@ -565,16 +565,16 @@ _LIMITED = {
         figures=("one_gb_per_s", "several_gb_per_s", *more),
     )
     for code, about, limit, hint, *more in (
-        ("one_connection", "a limit of each connection", "by one CPU core, or by small socket buffers", _BUFFERS),
+        ("one_connection", "a per-connection limit", "by one CPU core, or by small socket buffers", _BUFFERS),
         (
             "one_connection_fast",
-            "a limit of each connection on a fast link",
+            "a per-connection limit on a fast link",
             "by one CPU core, or by a cloud's cap on each flow",
             _BUFFERS,
         ),
         (
             "one_connection_fast_nccl",
-            "a limit of each connection on a fast link, with NCCL",
+            "a per-connection limit when NCCL uses a fast link",
             "by one CPU core, or by a cloud's cap on each flow",
             _SOCKETS,
         ),

@@ -124,7 +124,7 @@ def _unescape(text: str) -> str:
 
 
 def describe_stranger(path: Union[str, "os.PathLike[str]"]) -> Optional[str]:
-    """Who else could have written a file, as in `is owned by alice, mode 0644`; None if only we or root could.
+    """Who else could have written a file, as in `is owned by user alice, mode 0644`; None if only we or root could.
 
     The owner's private group may write, as some systems create one per user. Under sudo, the invoking user counts as
     us. Both a symbolic link and its target are checked. sshd's StrictModes checks ~/.ssh in the same way.
@@ -133,10 +133,10 @@ def describe_stranger(path: Union[str, "os.PathLike[str]"]) -> Optional[str]:
     link, target = os.lstat(path), os.stat(path)
     for status in (link, target):
         if status.st_uid not in us:
-            return f"is owned by {user_name(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o}"
+            return f"is owned by user {user_name(status.st_uid)}, mode {stat.S_IMODE(status.st_mode):04o}"
     if target.st_mode & stat.S_IWOTH or (target.st_mode & stat.S_IWGRP and not _is_private(target)):
         mode = stat.S_IMODE(target.st_mode)
-        return f"is writable by others: owned by {user_name(target.st_uid)}, mode {mode:04o}"
+        return f"is writable by others: owned by user {user_name(target.st_uid)}, mode {mode:04o}"
     return None
 
 

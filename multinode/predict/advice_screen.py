@@ -161,8 +161,9 @@ def _verdict(recommendations: Recommendations) -> str:
     how = "measured" if paying.measured else "predicted"
     if is_one_node(paying):
         today = format_count(recommendations.today.nodes, "node")
-        link = "" if _is_measured(recommendations) else f" {_now(recommendations)}"
-        sentence = f"Train on 1 node: {how} to be {gain_words(paying)} than on the current {today}{link}."
+        link = recommendations.today.link_gbit_per_s
+        at = "" if _is_measured(recommendations) or link is None else f" at {format_rate(link)}"
+        sentence = f"Train on 1 node: {how} to be {gain_words(paying)} than on the current {today}{at}."
         return " ".join([sentence, *_beside_one_node(recommendations)])
     return f"Best change: {paying.name}, {how} to be {gain_words(paying)} than {_now(recommendations)}."
 
@@ -176,7 +177,7 @@ def _now(recommendations: Recommendations) -> str:
     link = recommendations.today.link_gbit_per_s
     if _is_measured(recommendations) or link is None:
         return "now"
-    return f"at {format_rate(link)} unchanged"
+    return f"the unchanged job at {format_rate(link)}"
 
 
 def _beside_one_node(recommendations: Recommendations) -> Iterator[str]:

@@ -96,7 +96,7 @@ class NeededRule(Rule, frozen=True, kw_only=True):
         return Needed(**self.fields(on, values), **msgspec.structs.asdict(amount))
 
 
-NEEDED = RuleGroup("What a training needs to be faster")
+NEEDED = RuleGroup("What a training job needs to be faster")
 
 
 def _reason(code: str, *, about: str, message: str, figures: tuple[str, ...] = ()) -> NeededRule:
@@ -112,7 +112,7 @@ _SAME_WORKERS = _reason(
 )
 _OVERHEAD = _reason(
     "overhead",
-    about="no link rate: the network has another limit than the link",
+    about="no link rate: something other than the link limits the network",
     message="never, at any bandwidth: the limit is the overhead per message or the throughput of the nodes",
 )
 _SLOW_NODES = _reason(

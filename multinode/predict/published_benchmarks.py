@@ -59,7 +59,7 @@ _START_UP = MISSING.rule(
     "start-up",
     about="a mean over all steps, including start-up",
     message="start-up is part of a mean over {steps} steps: a figure without the first steps, or a second one with a "
-    "different accumulation, narrows the intervals",
+    "different number of gradient accumulation steps, narrows the intervals",
     figures=("steps",),
 )
 _RATE_ALONE = MISSING.rule(
@@ -546,7 +546,7 @@ def _load(benchmarks: PublishedBenchmarks, strategy: Strategy) -> TrafficInputs:
         raise UsageError("model: the number of trainable parameters is unknown", hint=hint)
     for what, count in (("trainable", trainable), ("active", model.active)):
         if parameters is not None and count is not None and parameters < count:
-            raise UsageError(f"model: {count:,} {what} parameters of {parameters:,} is impossible")
+            raise UsageError(f"model: {what} parameters ({count:,}) cannot exceed all parameters ({parameters:,})")
     narrow = half and strategy is not Strategy.DDP
     return TrafficInputs(
         parameters=parameters,

@@ -126,7 +126,7 @@ _ADAPTER = EFFECTS.rule(
     figures=("trainable",),
 )
 _UNCHANGED = EFFECTS.rule(
-    "unchanged", about=("a training that the change does not affect"), message="the training is unchanged"
+    "unchanged", about=("a training job that the change does not affect"), message="the training is unchanged"
 )
 _EQUIPMENT = EFFECTS.rule(
     "equipment",

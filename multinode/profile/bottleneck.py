@@ -38,7 +38,7 @@ class BottleneckRule(Rule, frozen=True, kw_only=True):
         return Bottleneck(**self.fields(on, values), kind=self.kind, share=share)
 
 
-BOTTLENECKS = RuleGroup("Bottleneck of a training")
+BOTTLENECKS = RuleGroup("Bottleneck of a training run")
 
 
 _PART_FIGURES = ("part_ms", "step_ms")

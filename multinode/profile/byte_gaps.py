@@ -77,7 +77,7 @@ _OTHER_TRAFFIC = NIC_COUNTS.rule(
 )
 _UNEXPLAINED_TRAFFIC = NIC_COUNTS.rule(
     "unexplained-traffic",
-    about="no call sends data between nodes, but a NIC counted as many bytes as a training sends",
+    about="no call sends data between nodes, but a NIC counted as many bytes as a training run sends",
     message="unexplained: no call that sends data between nodes was recorded, but {ifname} of {node} {verb} {seen} "
     "per step. It may be other traffic, or collectives in compiled code, which multinode cannot record.",
     figures=("ifname", "seen_bytes"),
@@ -93,7 +93,7 @@ _SHARED_INTERFACE = NIC_COUNTS.rule(
 )
 _TOO_LITTLE = NIC_COUNTS.rule(
     "too-little",
-    about="a training that sends too little to judge",
+    about="a training run that sends too little to judge",
     message="The expected traffic ({expected} per step) is too small to distinguish from headers and other traffic.",
     figures=("expected_bytes",),
 )

@@ -46,7 +46,7 @@ _IDLE = COUNTERS.rule(
 )
 _ONE_NODE = COUNTERS.rule(
     "one-node",
-    about="a training on one node",
+    about="a training run on one node",
     message="All workers are on one node, so their calls do not use the NIC. Its counters show only other traffic.",
 )
 

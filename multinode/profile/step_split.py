@@ -114,14 +114,21 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Parts of a step by WorkerSplit's names, in display order.
-_MEAN = "per step, mean of the workers"
+_MEAN = "mean of the workers"
 PARTS: tuple[Figure[float], ...] = (
-    Figure("compute_ms", "compute", "ms", "ms", f"time of the forward and backward pass {_MEAN}"),
-    Figure("exposed_ms", "exposed communication", "ms", "ms", f"exposed communication {_MEAN}"),
-    Figure("wait_ms", "straggler wait", "ms", "ms", f"waiting for stragglers {_MEAN}", "waiting for slower workers"),
-    Figure("data_ms", "data", "ms", "ms", f"waiting for batches {_MEAN}", "waiting for data"),
-    Figure("optimizer_ms", "optimizer", "ms", "ms", f"optimizer {_MEAN}"),
-    Figure("host_ms", "host", "ms", "ms", "time in the rest of the step, mean of the workers", "other host time"),
+    Figure("compute_ms", "compute", "ms", "ms", f"time of the forward and backward pass per step, {_MEAN}"),
+    Figure("exposed_ms", "exposed communication", "ms", "ms", f"exposed communication per step, {_MEAN}"),
+    Figure(
+        "wait_ms",
+        "straggler wait",
+        "ms",
+        "ms",
+        f"time per step spent waiting for stragglers, {_MEAN}",
+        "waiting for slower workers",
+    ),
+    Figure("data_ms", "data", "ms", "ms", f"time per step spent waiting for batches, {_MEAN}", "waiting for data"),
+    Figure("optimizer_ms", "optimizer", "ms", "ms", f"optimizer per step, {_MEAN}"),
+    Figure("host_ms", "host", "ms", "ms", f"time in the rest of the step, {_MEAN}", "other host time"),
 )
 PART_NAMES = tuple(part.name for part in PARTS)
 

@@ -70,7 +70,7 @@ def check_choice(noun: str, choice: str, choices: Sequence[str]) -> str:
         return choice
     hint = f"use one of {', '.join(choices)}"
     if noun != "collective" and choice in COLLECTIVES:
-        hint += f"; give a collective without an option: multinode nccl-test {choice}"
+        hint += f"; to choose a collective, pass it without an option: multinode nccl-test {choice}"
     raise UsageError(f"unknown {noun} {choice!r}", hint=hint)
 
 

@@ -47,14 +47,14 @@ from multinode.tables.imported_forms import FORMS, HINT
 from multinode.tables.imported_table import Extras, ImportedRow, ImportedTable, parse_table
 from multinode.tables.row_shortfall import with_shortfalls
 
-_LACKING = RuleGroup("Rows of an imported table without figures")
+_LACKING = RuleGroup("Rows without figures in an imported table")
 _OUT_OF_MEMORY = _LACKING.rule(
     "out-of-memory",
     about="a row that says so",
     message="the {memory_of} ran out of memory, according to the table",
 )
 _NO_FIGURES = _LACKING.rule(
-    "no-figures", about="a row without any figure of a training", message="the table has no figures for it"
+    "no-figures", about="a row without any figure of a training run", message="the table has no figures for it"
 )
 _OUT_OF = {"gpu": "GPU", "node": "node"}
 # Results of a training; a row without any of them has no training.

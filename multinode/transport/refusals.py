@@ -216,7 +216,7 @@ TARGET_REFUSED = Refusal(
 TOO_MANY_KEYS = Refusal(
     kind=AuthError,
     catches="ssh offers more keys than sshd accepts (MaxAuthTries)",
-    message="sshd closed the login after too many keys (offered: {tried})",
+    message="sshd closed the connection after too many keys (offered: {tried})",
     hint="offer only the right key: set IdentitiesOnly yes and IdentityFile for the node in ~/.ssh/config",
     texts=("Too many authentication failures",),
 )
@@ -301,8 +301,8 @@ NO_EXEC = Refusal(
 )
 LOGIN_ENDED = Refusal(
     kind=AuthError,
-    catches="sshd closes the login (expired account, pam_access, /etc/nologin)",
-    message="sshd closed the login of user {user!r}: {reason}",
+    catches="sshd refuses the login (expired account, pam_access, /etc/nologin)",
+    message="sshd refused the login of user {user!r}: {reason}",
     hint=(
         "look in sshd's log on the node (journalctl -u ssh) for an expired account, access rules or /etc/nologin; to "
         "use another user, set user= in the hostfile"

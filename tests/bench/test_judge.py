@@ -279,7 +279,7 @@ def test_a_gpu_at_forty_percent_of_its_data_sheet_is_told_with_the_usual_reasons
     assert matmul.of_peak == pytest.approx(125 / 312, rel=1e-3)
     assert [cause.cause for cause in matmul.causes] == ["gpu_clocks", "usual"]
     assert matmul.text == (
-        "NVIDIA A100-SXM4-80GB of node0/0 and node1/0 reaches at most 40% of its data sheet's rate (matmul 4096 "
+        "NVIDIA A100-SXM4-80GB on node0/0 and node1/0 reaches at most 40% of its data sheet's rate (matmul 4096 "
         "bf16); likely because it ran at 705 of 1410 MHz"
     )
     assert memory.label == "copy"

@@ -121,7 +121,7 @@ def test_a_home_that_leads_elsewhere_counts_where_it_leads(node: LocalNode, tmp_
     assert node.run(["true"]).records[-1]["exit_code"] == 0
     scratch.chmod(0o777)
     said = node.error("runs", {"run_id": None}).replace(str(scratch), "SCRATCH").replace(str(node.home), "HOME")
-    said = said.replace(f"owned by {scratch.owner()},", "owned by USER,")
+    said = said.replace(f"owned by user {scratch.owner()},", "owned by user USER,")
     golden.check("home_of_others.txt", said + "\n")
 
 

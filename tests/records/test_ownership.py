@@ -31,7 +31,7 @@ def test_what_the_world_may_write_has_one_and_its_mode_is_told(tmp_path: Path) -
     path.touch()
     path.chmod(0o646)
     user = pwd.getpwuid(os.getuid()).pw_name
-    assert describe_stranger(path) == f"is writable by others: owned by {user}, mode 0646"
+    assert describe_stranger(path) == f"is writable by others: owned by user {user}, mode 0646"
     (tmp_path / "link").symlink_to(path)
     assert describe_stranger(tmp_path / "link") == describe_stranger(path)
 

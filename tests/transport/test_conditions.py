@@ -412,7 +412,7 @@ def a_file_that_is_no_key(case: Case) -> Iterator[None]:
     case.config = before
 
 
-@refused("closed the login after too many keys", *OPENSSH)
+@refused("closed the connection after too many keys", *OPENSSH)
 def more_keys_than_sshd_lets_try(case: Case) -> Iterator[None]:
     for number in range(3):
         make_key(case.path(f"key{number}"))
@@ -443,7 +443,7 @@ def an_sshd_that_takes_no_keys(case: Case) -> Iterator[None]:
     case.serve("PubkeyAuthentication yes")
 
 
-@refused("sshd closed the login of user", *OPENSSH)
+@refused("sshd refused the login of user", *OPENSSH)
 def an_sshd_that_ends_the_login(case: Case) -> Iterator[None]:
     case.serve(f"LoginGraceTime 1\n{slow_keys(case, 5)}")
     yield
