@@ -229,7 +229,7 @@ def test_generated_pages_are_in_the_search(site: Path) -> None:
     assert {
         "docs/reference/cli/#multinode-export",
         "docs/reference/checks/#rdma",
-        "docs/reference/schemas/summary-2/#stepsplit",
+        "docs/reference/schemas/summary-3/#stepsplit",
         "docs/reference/troubleshooting/#nccl-shared-memory",
     } <= locations
 

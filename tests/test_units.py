@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from multinode.units import (
     format_duration,
     format_figure,
+    format_link,
     format_ms,
     format_rate,
     format_sig,
@@ -97,6 +98,22 @@ def test_what_tcp_gets_through_a_link(link_gbit_per_s: float, mtu: int, gb_per_s
 )
 def test_rates_are_written_for_people(gbit_per_s: float, text: str) -> None:
     assert format_rate(gbit_per_s) == text
+
+
+@pytest.mark.parametrize(
+    ("gbit_per_s", "text"),
+    [
+        (0.8, "an 800 Mbit/s link"),
+        (1, "a 1 Gbit/s link"),
+        (11, "an 11 Gbit/s link"),
+        (18.5, "an 18.5 Gbit/s link"),
+        (100, "a 100 Gbit/s link"),
+        (112, "a 112 Gbit/s link"),
+        (1600, "a 1,600 Gbit/s link"),
+    ],
+)
+def test_links_have_their_article(gbit_per_s: float, text: str) -> None:
+    assert format_link(gbit_per_s) == text
 
 
 @pytest.mark.parametrize(

@@ -684,7 +684,7 @@ def a_forced_command_that_prints_a_sentence(case: Case) -> Iterator[None]:
     case.serve()
 
 
-@refused("exited with code 1: This account is currently not available", *BOTH)
+@refused("exited with code 1 during runs: This account is currently not available", *BOTH)
 def an_account_that_may_not_log_in(case: Case) -> Iterator[None]:
     case.serve("ForceCommand /usr/sbin/nologin")
     yield
@@ -754,7 +754,7 @@ def swallowed(case: Case, text: str) -> Iterator[None]:
     case.apply()
 
 
-@refused("is not on the PATH of a non-interactive shell.*not found", *BOTH)
+@refused("a non-interactive shell does not find it on PATH.*not found", *BOTH)
 def no_python3(case: Case) -> Iterator[None]:
     case.path("bin").mkdir()
     for name in ("sh", "mkdir", "cat"):
@@ -765,7 +765,7 @@ def no_python3(case: Case) -> Iterator[None]:
     case.bashrc("")
 
 
-@refused("non-interactive shell: pyenv: python3: command not found", *OPENSSH)
+@refused("a non-interactive shell does not find it on PATH: pyenv: python3: command not found", *OPENSSH)
 def a_shim_without_a_python(case: Case) -> Iterator[None]:
     shim(case, "echo 'pyenv: python3: command not found' >&2; exit 127")
     yield
