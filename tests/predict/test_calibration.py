@@ -257,7 +257,7 @@ def test_what_its_workers_exchange_passes_at_an_assumed_rate_and_no_slower_than_
     # Two workers pass the gradients once, at the geometric mean of the bounds, and hide what they may.
     assert found.parts.comm_ms == pytest.approx(G / (0.25 * 2.5) ** 0.5 / 1e6)
     assert max(parts.comm_ms for parts in found.draws) == pytest.approx(G / 0.25 / 1e6)
-    assert any("at 0.25 to 2.5 GB/s" in doubt.message for doubt in found.doubts)
+    assert any("0.25 to 2.5 GB/s is assumed" in doubt.message for doubt in found.doubts)
     alone = Prediction(slow, msgspec.structs.replace(scenario, layout=Layout(nodes=1)))
     assert (alone.parts.comm_ms, alone.parts.exposed_ms) == (0, 0)
 
