@@ -161,7 +161,7 @@ def _guard(runs: dict[str, str]) -> None:
     if not runs:
         return
     message = f"the lab has an active run: {describe_runs(runs)}"
-    hint = f"stop the run first: multinode stop {next(iter(runs))}; or end both: multinode lab down --force"
+    hint = f"first stop the run with multinode stop {next(iter(runs))}, or end both: multinode lab down --force"
     if sys.stdin.isatty() and sys.stderr.isatty():
         typer.echo(message, err=True)
         if typer.confirm("End both the run and the lab?", err=True):
