@@ -58,7 +58,7 @@ def test_a_rank_alone_whose_gpu_follows_the_host_is_launch_bound() -> None:
     assert bottleneck is not None
     assert bottleneck.kind == "launch"
     assert bottleneck.message.startswith(
-        "launch-bound: forward and backward take 2.02 ms on the host and 1.79 ms on the GPU"
+        "launch-bound: forward and backward take 2.02 ms on the host but only 1.79 ms on the GPU"
     )
     # Where the network takes most of the step, that is said.
     pair = summarise(observed("pair-rank-0", "pair-rank-1")).bottleneck
