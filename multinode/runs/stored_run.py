@@ -21,7 +21,6 @@ from multinode.records.invocation import Invocation
 from multinode.records.plan import CODE_FILE, CodeCopy, LaunchPlan
 from multinode.records.run import VERDICT_FILE, EarlyVerdict, Run
 from multinode.records.run_directory import RunDirectory, list_runs, scan_runs
-from multinode.runs.devices import devices_of
 from multinode.runs.document import RESULTS, RunDocument
 from multinode.stats.unknown import or_none
 
@@ -155,6 +154,8 @@ class StoredRun:
     @cached_property
     def devices(self) -> tuple[dict[str, int], ...]:
         """Of each node, how many workers compute on which; empty if unknown."""
+        from multinode.runs.devices import devices_of
+
         return devices_of(self.plan, self.facts) if self.plan is not None else ()
 
     @cached_property
