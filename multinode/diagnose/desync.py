@@ -24,19 +24,19 @@ _SAME_ORDER = "every rank of a group must call the same collectives in the same 
 MISSING = DESYNCS.rule(
     "missing_rank",
     about="a rank that has not entered a collective in which others wait",
-    message="{who} {has} not entered {collective}{line}{position}; {others} {wait} there{waited}",
+    message="{who} {has} not entered {collective}{line}{position}; {others} {wait} in it{waited}",
     hint="look for the reason in its log and stack",
 )
 _OTHER_OPERATION = DESYNCS.rule(
     "other_operation",
     about="a rank that called a different collective than the others",
-    message="{who} called {called}{position}, but {others} called {collective}{line}{waited}{tie}",
+    message="{who} called {called}{position}, but {others} {wait} in {collective}{line}{waited}{tie}",
     hint=_SAME_ORDER,
 )
 _OTHER_SIZE = DESYNCS.rule(
     "other_size",
     about="a rank that called the same collective with another size or dtype",
-    message="{who} called {called}{position}, but {others} called {collective}{line}{waited}{tie}",
+    message="{who} called {called}{position}, but {others} {wait} in {collective}{line}{waited}{tie}",
     hint="every rank must pass tensors of the same size and dtype to this collective",
 )
 _OTHER_ORDER = DESYNCS.rule(

@@ -68,7 +68,7 @@ def test_a_rank_that_has_not_entered_a_collective_is_named_with_it_and_its_line(
         r3=RankPlace(elsewhere="load_batch (train.py:70)"),
     )
     assert found.message == (
-        "rank 3 has not entered all_gather #7 (train.py:88), and is in load_batch (train.py:70); ranks 0-2 wait there "
+        "rank 3 has not entered all_gather #7 (train.py:88), and is in load_batch (train.py:70); ranks 0-2 wait in it "
         "for 41 s"
     )
     assert (found.code, found.ranks, found.others) == ("missing_rank", (3,), (0, 1, 2))
@@ -81,7 +81,7 @@ def test_a_group_of_two_is_named_and_others_are_not_blamed_for_waiting_for_its_r
     gathered["time_created_ns"] += later_ns
     calls = {0: [DONE, world], 1: [DONE, world], 2: [DONE, gathered], 3: [DONE]}
     found = find(calls, tensor)
-    assert found.message == "rank 3 has not entered all_gather #1 of group tp; rank 2 waits there for 41 s"
+    assert found.message == "rank 3 has not entered all_gather #1 of group tp; rank 2 waits in it for 41 s"
 
 
 def test_a_group_without_a_description_is_named_by_its_ranks() -> None:
@@ -97,7 +97,7 @@ def test_another_operation_is_told_beside_what_the_others_called() -> None:
         r1=RankPlace(collective="train.py:90"),
     )
     assert found.message == (
-        "rank 1 called broadcast (train.py:90), but ranks 0, 2, 3 called all_reduce #7 (train.py:88) for 41 s"
+        "rank 1 called broadcast (train.py:90), but ranks 0, 2, 3 wait in all_reduce #7 (train.py:88) for 41 s"
     )
     assert (found.code, found.ranks) == ("other_operation", (1,))
 
@@ -106,7 +106,7 @@ def test_another_size_is_told_with_both() -> None:
     found = find({rank: [DONE, call(7, "all_reduce", size=9 if rank == 2 else 8)] for rank in range(4)})
     assert found.code == "other_size"
     assert found.message.startswith(
-        "rank 2 called all_reduce of 9 elements (Float), but ranks 0, 1, 3 called all_reduce of 8 elements (Float) #7"
+        "rank 2 called all_reduce of 9 elements (Float), but ranks 0, 1, 3 wait in all_reduce of 8 elements (Float) #7"
     )
 
 
@@ -146,7 +146,7 @@ def test_a_hang_is_told_by_the_dumps_of_its_workers() -> None:
     late = stack("load_batch train.py:70")
     found = explain({**changes, 3: {**(changes[3] or {}), "stack": late}})
     assert found.message == (
-        "rank 3 has not entered all_reduce #7 (train.py:12), and is in load_batch (train.py:70); ranks 0-2 wait there "
+        "rank 3 has not entered all_reduce #7 (train.py:12), and is in load_batch (train.py:70); ranks 0-2 wait in it "
         "for 41 s"
     )
     assert (found.code, found.node, found.rank) == ("missing_rank", "node1", 3)
@@ -274,7 +274,7 @@ def test_another_size_that_made_gloo_abort_another_rank_is_the_first_cause() -> 
     assert failure is not None
     assert (failure.rank, failure.node, failure.kind, failure.signal) == (2, "node2", "desync", None)
     assert failure.message.startswith(
-        "rank 2 called all_reduce of 8192 elements (Float), but ranks 0, 1, 3 called all_reduce of 8 elements (Float) "
+        "rank 2 called all_reduce of 8192 elements (Float), but ranks 0, 1, 3 wait in all_reduce of 8 elements (Float) "
         "#7"
     )
     assert failure.consequences == ("node0: rank 1 was killed by SIGABRT",)
@@ -284,7 +284,7 @@ def test_two_ranks_that_differ_are_both_told_and_neither_is_blamed() -> None:
     failure = first_failure(aborted(8, 8192))
     assert failure is not None
     assert failure.rank is None
-    assert failure.message.startswith("rank 1 called all_reduce of 8192 elements (Float), but rank 0 called all_reduce")
+    assert failure.message.startswith("rank 1 called all_reduce of 8192 elements (Float), but rank 0 waits in all_reduce")
     assert failure.message.endswith("; equally many ranks made each call, so either may be wrong")
 
 
@@ -292,7 +292,7 @@ def test_another_operation_that_made_gloo_abort_is_the_first_cause() -> None:
     failure = first_failure(aborted(8, 8, 0))
     assert failure is not None
     assert (failure.rank, failure.kind) == (2, "desync")
-    assert failure.message.startswith("rank 2 called barrier, but ranks 0, 1 called all_reduce #7")
+    assert failure.message.startswith("rank 2 called barrier, but ranks 0, 1 wait in all_reduce #7")
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def timed_out(*last: int) -> list[NodeEvidence]:
 @pytest.mark.parametrize(
     ("last", "rank", "message"),
     [
-        pytest.param((7, 7, 6, 7), 2, "rank 2 has not entered all_reduce #7; ranks 0, 1, 3 wait there", id="missing"),
+        pytest.param((7, 7, 6, 7), 2, "rank 2 has not entered all_reduce #7; ranks 0, 1, 3 wait in it", id="missing"),
         pytest.param((7, 7, 7, 0), 3, "rank 3 left no dump; ranks 0-2 wait in all_reduce #7", id="without"),
         pytest.param((7, 7, 7, 7), None, "all 4 ranks have entered all_reduce #7, but it has not finished", id="all"),
     ],

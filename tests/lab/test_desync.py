@@ -23,8 +23,8 @@ SCRIPT = Path(__file__).parent / "desync_train.py"
         pytest.param(
             "operation",
             3,
-            r"rank 3 called broadcast \(desync_train.py:33\) "
-            r"where ranks 0-2 called all_reduce #3 \(desync_train.py:37\)",
+            r"rank 3 called broadcast \(desync_train.py:33\), "
+            r"but ranks 0-2 wait in all_reduce #3 \(desync_train.py:37\)",
             id="operation",
         ),
         pytest.param(
@@ -37,8 +37,8 @@ SCRIPT = Path(__file__).parent / "desync_train.py"
         pytest.param(
             "size",
             2,
-            r"rank 2 called all_reduce of 8192 elements \(Float\) \(desync_train.py:35\) "
-            r"where ranks 0, 1, 3 called all_reduce of 8 elements \(Float\) #3 \(desync_train.py:37\)",
+            r"rank 2 called all_reduce of 8192 elements \(Float\) \(desync_train.py:35\), "
+            r"but ranks 0, 1, 3 wait in all_reduce of 8 elements \(Float\) #3 \(desync_train.py:37\)",
             id="size",
             marks=pytest.mark.thorough,
         ),

@@ -11,7 +11,7 @@ import multinode
 from multinode.records.samples import Sample, parse_samples
 from tests.warm import ColdProcess, WarmProcess
 
-DEADLINE_S = 110.0
+DEADLINE_S = 600.0
 PRELUDE = """
 import json, os, sys
 RANK = int(os.environ["RANK"])

@@ -15,7 +15,7 @@ from multinode.profile.trace import TraceEvents, read_trace, view_traces
 from multinode.stats.unknown import known
 from tests.warm import WarmProcess, free_port
 
-DEADLINE_S = 100.0
+DEADLINE_S = 600.0
 # What `hooks` does; here the script itself says when a step has ended.
 SET_UP = """
 import os, sys
