@@ -92,8 +92,9 @@ _HEADER = f"""\
 <!-- Written by benchmarks/bandwidth_table.py. -->
 
 Predictions for **two nodes with {_GPUS} GPUs of {_TFLOPS:.0f} TFLOP/s each** (an RTX 4090 at 40% of its peak), in bf16,
-with {_SAMPLES} sequences of {_SEQUENCE_TOKENS} tokens per GPU and micro-batch, and accumulation {_ACCUMULATION}. For
-other models, nodes and batches, use `multinode predict`. To see whether a row fits in memory, use `multinode advise`.
+with {_SAMPLES} sequences of {_SEQUENCE_TOKENS} tokens per GPU and micro-batch, and {_ACCUMULATION} accumulation steps.
+For other models, nodes and batches, use `multinode predict`. To see whether a row fits in memory, use
+`multinode advise`.
 
 - *sent* is the traffic that each node's NIC sends in an optimizer step.
 - The percentages are the efficiency of two nodes, with the range of the prediction. At 100%, two nodes are twice as
@@ -108,7 +109,7 @@ GPUs that are twice as fast need twice the link rate. With DDP, twice the accumu
 ZeRO-3 and FSDP communicate in every micro-batch, so accumulation does not reduce the required rate. Longer sequences
 and larger micro-batches reduce it, because the step takes longer.
 
-{{error}} For a comparison of predictions with measured trainings, see [benchmarks](../../benchmarks/README.md).
+{{error}} For a comparison of predictions with measured training runs, see [benchmarks](../../benchmarks/README.md).
 
 To predict your own training, run `multinode nccl-test`, `multinode contrast train.yaml`, and then
 `multinode predict last --link 1,10,25,100`. To see why strategies differ so much, read
@@ -139,7 +140,7 @@ _LEVERS_HEADER = """
 ## Full fine-tuning under DDP, with less communication
 
 This table shows the options `--grad-compress` and `--average` of `multinode launch`. *sent* is the mean over the steps
-of a round. Efficiency is in samples/s. All of these options except rounded gradients are different algorithms, whose
+of a round. Efficiency is in samples/s. All of these options except rounded gradients change the algorithm, so the
 loss may be worse ([what each one changes](../adr/0038-levers-are-judged-by-the-time-to-a-loss.md)). To measure whether
 an option pays off in your training, use `multinode tune` ([how to](../how-to/train-over-slow-ethernet.md)).
 
@@ -158,8 +159,13 @@ _COLUMNS = (
 
 def main() -> None:
     """Print the page."""
-    tested = forecast_benchmarks(_PUBLISHED).back_test
-    error = f"With similarly coarse figures of a published training, the model was {tested.outcome.message}."
+    (tested,) = forecast_benchmarks(_PUBLISHED).back_test.tested
+    assert tested.link_gbit_per_s is not None
+    error = (
+        "For figures this coarse, the model has been checked against only one published training run, on "
+        f"{tested.nodes} nodes at {format_rate(tested.link_gbit_per_s)}. Its predicted step time was off by "
+        f"{abs(tested.error):.1%}. For other links, rely only on the ranges."
+    )
     parts = [_HEADER.replace("{error}", error)]
     for title, rank in (("Full fine-tuning", None), (f"LoRA of rank {_RANK} on all linear modules", _RANK)):
         parts += [f"\n## {title}\n\n", _line(_COLUMNS), _line(["---"] * len(_COLUMNS))]

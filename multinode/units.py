@@ -70,7 +70,7 @@ def parse_nics(text: str) -> tuple[float, ...]:
     """
     count, cross, rate = text.strip().lower().rpartition("x")
     if cross and not (count.strip().isdecimal() and 0 < int(count) <= _MOST_NICS):
-        raise ValueError(f"{text!r} is not the rate of NICs; write it as 100gbit or 4x200gbit")
+        raise ValueError(f"{text!r} is not a NIC rate; write it as 100gbit or 4x200gbit")
     return (parse_rate(rate),) * (int(count) if cross else 1)
 
 

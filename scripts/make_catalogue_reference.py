@@ -47,7 +47,7 @@ _WORDS = {
     "note": "**Note**: ",
     "source": "**Source**: ",
     "of_peers": "Workers print this error after another worker has exited.",
-    "is_general": "This error is general. If the log has a more specific error, use that one.",
+    "is_general": "This error is generic. If the log has a more specific error, use that one.",
     "is_harmless": "This message alone does not mean that the run has failed.",
 }
 _REMARKS = ("of_peers", "is_general", "is_harmless")

@@ -19,7 +19,7 @@ _HEADER = """\
 
 `multinode check` reads facts from each node once, lets the nodes connect to each other's ports, and then applies these
 rules. multinode replaces words in braces with values. With an *error*, the training would hang or fail; with a
-*warning*, it may do so. A *note* is only information. The exit code is 0 without errors, 1 with errors, and 3 if a node
+*warning*, it may do so. A *note* is informational. The exit code is 0 without errors, 1 with errors, and 3 if a node
 could not be reached; the other nodes are still checked.
 
 `launch`, `nccl-test` and `contrast` first run the {launch} (of {count}) checks whose errors would make a run hang or

@@ -20,9 +20,10 @@ _HEADER = """\
 
 This page lists the titles that `multinode import` reads, and the column and meaning of each title. Case, spaces,
 dashes, underscores and brackets make no difference. Titles in one row may have different units: `step_time_s` is in
-seconds. If a title has no unit, each cell needs one. The unit of a rate can be a title: `tokens/s`, `img/sec/GPU`,
-`s/it`. A unit or a scale (`k`, `M`, `B`) may follow a title: `memory (MiB)`, `tokens (M)`. `--column 'TITLE=COLUMN'`
-accepts any of these names. See also [how to import a table](../how-to/compare-gpus-by-price.md).
+seconds. If a title has no unit, each cell needs one. A column title can be just the unit of a rate, such as `tokens/s`,
+`img/sec/GPU` or `s/it`. A unit or a scale (`k`, `M`, `B`) may follow a title: `memory (MiB)`, `tokens (M)`.
+`--column 'TITLE=COLUMN'` accepts any of these names. See also [how to import a
+table](../how-to/compare-gpus-by-price.md).
 
 | titles | column | meaning |
 |---|---|---|
@@ -45,8 +46,8 @@ def render_reference() -> str:
     return (
         f"{_HEADER}{''.join(rows)}"
         f"| {speeds} | depends on the unit | throughput, in the unit of the title or of each cell |\n"
-        f"\nmultinode calculates these figures from the rows. If a table has them, it ignores them and prints a note: "
-        f"{left_out}.\n"
+        f"\nIf a table has the following figures, multinode prints a note, ignores them, and calculates them from the "
+        f"rows: {left_out}.\n"
     )
 
 

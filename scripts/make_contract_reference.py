@@ -28,11 +28,11 @@ _WRITTEN_BY = {
     "multinode.advise/3": "`multinode advise --json`",
     "multinode.bench/3": "`multinode bench --json`, `bench.json` of a run",
     "multinode.check/2": "`multinode check --json`",
-    "multinode.comparison/2": "`multinode compare --json`, except for trainings, nccl-tests and tables",
+    "multinode.comparison/2": "`multinode compare --json`, except for training runs, nccl-tests and tables",
     "multinode.contrast/5": "`multinode contrast --json`, `multinode compare --json`, `contrast.json` of a run",
     "multinode.copy/3": "`multinode copy --json`",
-    "multinode.early-verdict/2": "`early-verdict.json` of a run, and a key in what `launch`, `attach` and `show` "
-    "print with `--json`",
+    "multinode.early-verdict/2": "`early-verdict.json` of a run, and a key in the output of `launch`, `attach` and "
+    "`show` with `--json`",
     "multinode.explain/2": "`multinode explain --json`",
     "multinode.grid/3": "`grid.json` of a sweep",
     "multinode.lab/2": "`multinode lab up --json`, `multinode lab status --json`, and the lab's own record",
@@ -66,7 +66,7 @@ are redacted.
 """
 _FOOTER = """
 `multinode logs --json`, `multinode report --json`, `multinode init --json` and `multinode clean --json` print small
-documents that have no JSON schema. They contain names, paths and what was done.
+documents that have no JSON schema. They contain names, paths and the actions taken.
 """
 
 

@@ -69,7 +69,7 @@ def _render() -> Iterator[str]:
         yield from _table(figures)
     yield f"\n## Samples\n\n{_SAMPLES}\n"
     for table in SAMPLE_TABLES:
-        yield f"\n### {table.name}\n\nA row is {table.about}.\n\n"
+        yield f"\n### {table.name}\n\nEach row describes {table.about}.\n\n"
         yield from _table({figure.name: figure for figure in figures_of(table)})
 
 

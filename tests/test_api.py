@@ -84,7 +84,7 @@ YAML = "model_name_or_path: m\nstage: sft\noutput_dir: out\n"
     [
         (f"{YAML}save_only_model: true\n", {}, "--restarts: save_only_model: true does not save the optimizer state"),
         (f"{YAML}save_strategy: 'no'\n", {}, "--restarts: save_strategy: no saves no checkpoint"),
-        ("model_name_or_path: m\nstage: sft\n", {}, "--restarts: it has no output_dir"),
+        ("model_name_or_path: m\nstage: sft\n", {}, "--restarts: the job sets no output_dir"),
         (YAML.replace("sft", "rm"), {}, "--restarts: LLaMA-Factory does not resume stage rm"),
         (YAML, {"min_nodes": 3}, "--min-nodes 3: there are only 2 nodes"),
         (f"{YAML}gradient_accumulation_steps: 1\n", {"min_nodes": 1}, ""),

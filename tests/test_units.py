@@ -59,7 +59,7 @@ def test_the_nics_of_a_node_are_a_number_and_a_rate(text: str, nics: tuple[float
 
 @pytest.mark.parametrize("text", ["0x100gbit", "65x1gbit", "-1x100gbit", "1.5x100gbit", "fourx100gbit"])
 def test_what_is_no_number_of_nics_is_told_how_to_write_one(text: str) -> None:
-    told = f"{text!r} is not the rate of NICs; write it as 100gbit or 4x200gbit"
+    told = f"{text!r} is not a NIC rate; write it as 100gbit or 4x200gbit"
     assert str(raised(ValueError, parse_nics, text)) == told
 
 

@@ -58,8 +58,8 @@ def run_check(hosts: Names = None, job: JobWords = None, *, say: Say = print, **
     Args:
         hosts: a hostfile, a list of names, `@name` of multinode.toml, `lab` or `auto`. Default: the same as for
             `--hosts`.
-        job: path of a YAML file, or the words of a command, such as `["train.py", "--lr", "1e-4"]`. If None, only the
-            requirements of every training job are checked.
+        job: path of a YAML file, or the words of a command, such as `["train.py", "--lr", "1e-4"]`. If None, only what
+            every training job requires is checked.
         say: called with a line of text at each stage. If None, nothing is printed.
         options: the options of the command, written with underscores.
 
@@ -143,7 +143,7 @@ def run_contrast(hosts: Names = None, job: JobWords = None, *, say: Say = print,
 def run_nccl_test(
     hosts: Names = None, collectives: str | Iterable[str] = "all_reduce", *, say: Say = print, **options: Any
 ) -> Result[ScanReport] | Result[TuneReport]:
-    """Measure collectives with the torch of the nodes and judge the network, like `multinode nccl-test`.
+    """Measure collectives with PyTorch on the nodes and judge the network, like `multinode nccl-test`.
 
     Args:
         hosts: same as in `run_check`.
@@ -235,7 +235,7 @@ def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **opti
 
 @takes(TuneInput, "tune")
 def tune(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[Tuned]:
-    """Find the change with which a training job reaches a given loss fastest, like `multinode tune`.
+    """Find the change that lets a training job reach a given loss fastest, like `multinode tune`.
 
     `judge="speed"` judges changes by samples/s instead. `from_="last"` tries the changes that `advise` predicts from a
     stored run. If the measurement was interrupted, make the same call again to resume it.

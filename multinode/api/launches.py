@@ -65,7 +65,7 @@ def plan(launch: Launch, restarts: RestartOptions | None = None) -> LaunchPlan:
 
 
 def launch(launch: Launch, context: RunContext, restarts: RestartOptions | None = None) -> Launched:
-    """Run a job on all nodes to its end, and summarize the measurements, like `multinode launch`.
+    """Run a job to completion on all nodes and summarize the measurements, like `multinode launch`.
 
     A failed run does not raise an error. See `launched.run.status` and `launched.run.first_failure`. To stop the run on
     every node, call `context.stop.ask("why")` in another thread.

@@ -19,9 +19,9 @@ def predict(names: Sequence[str], request: ForecastRequest | None = None, *, run
     """Predict the speed with other networks, nodes and settings from stored runs, like `multinode predict`.
 
     Args:
-        names: runs of the same training, and an nccl-test, as run ids, beginnings of run ids, or `last`. A contrast
-            includes both.
-        request: what to predict. Default: the speed of the measured training at common link rates.
+        names: runs of the same training job, and an nccl-test, as run ids, beginnings of run ids, or `last`. For a
+            contrast, all of its runs are used.
+        request: what to predict. Default: the speed of the measured job at common link rates.
         runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
 
     Raises:
@@ -132,7 +132,7 @@ def load_run(name: str = "last", *, runs: Path | None = None) -> StoredRun:
 
 
 def document(result: object) -> Any:
-    """Convert a result to dicts, lists, strings and numbers without secrets, as `--json` prints it."""
+    """Convert a result, without secrets, to dicts, lists, strings and numbers, as `--json` prints it."""
     from multinode.secret_values import redacted
 
     return redacted(result)

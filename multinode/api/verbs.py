@@ -30,7 +30,7 @@ def check(
     Args:
         cluster: the nodes.
         context: the connections to the nodes.
-        job: the training job. If None, only the requirements of every training job are checked.
+        job: the training job. If None, only what every training job requires is checked.
         options: how the job will be launched, and whether to measure the bandwidth between the nodes.
     """
     from multinode.check.check import CheckOptions, check_cluster
@@ -66,7 +66,7 @@ def copy(
 
 
 def nccl_test(launch: Launch, context: RunContext, extent: Extent | None = None) -> ScanReport:
-    """Measure collectives with the torch of the nodes and judge the network, like `multinode nccl-test`.
+    """Measure collectives with PyTorch on the nodes and judge the network, like `multinode nccl-test`.
 
     Args:
         launch: the nodes, with a CollectiveTest as the job. Set `workers_per_node=1` to measure only the network

@@ -25,9 +25,7 @@ _OTHERS_MORE = 0.25
 _FEWER_CORES = 0.9
 _NOTHING = WorkerUse(seconds=0.0)
 
-_PACE = (
-    "the slowest device limits the speed of the training: train on identical devices, or give the slow one less work"
-)
+_PACE = "the slowest device limits the training speed: train on identical devices, or give the slow device less work"
 _SAME_VERSIONS = "install the other nodes' versions on {node!s}, and measure again"
 _HOLDER = "find the process, and stop it if you are allowed to: "
 
@@ -52,7 +50,7 @@ _OTHER_VERSIONS = (
     CAUSES.cause(
         "other_cuda",
         cause="software",
-        about="a torch built with another version of CUDA than on its peers",
+        about="a torch built with a different version of CUDA than on its peers",
         message="{node} has torch built with CUDA {cuda}, compared with {peers_cuda} on {they}",
         hint=_SAME_VERSIONS,
         figures=("cuda", "peers_cuda"),
@@ -60,7 +58,7 @@ _OTHER_VERSIONS = (
     CAUSES.cause(
         "other_capability",
         cause="software",
-        about="a torch with kernels for another GPU architecture than on its peers",
+        about="a torch with kernels for a different GPU architecture than on its peers",
         message="{node} has kernels for {capability}, compared with {peers_capability} on {they}",
         hint=_SAME_VERSIONS,
         figures=("capability", "peers_capability"),
@@ -107,7 +105,7 @@ _SHARED_PROCESSORS = CAUSES.cause(
 _OWN_GPU_IN_USE = CAUSES.cause(
     "own_gpu_in_use",
     cause="other_load",
-    about="another process that used a GPU whose result is below its data sheet",
+    about="another process was using a GPU that measured below its data sheet",
     message="before the measurement, {holders} used it",
     hint=_HOLDER + "nvidia-smi",
     figures=("holders",),

@@ -159,7 +159,7 @@ DTYPE = Figure[str]("dtype", "type", about="element type of a test")
 MATRIX_ROWS = Figure[str]("size", "rows", form="digits", about="number of rows of the matrices")
 PHASE = Figure[str]("phase", "phase", about="whether workers were measured one at a time or all at once")
 WHOSE = Figure[str](
-    "whose", "whose", about=("worker that could not measure the test, and the number of other such workers")
+    "whose", "whose", about="a worker that could not run the test, and how many other workers could not"
 )
 WHY = Figure[str]("error", "why", about="why a test could not be measured")
 

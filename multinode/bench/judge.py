@@ -75,14 +75,14 @@ _AS_FAST = FINDINGS.rule(
 )
 _METHOD = FINDINGS.rule(
     "method",
-    about="how it was measured",
+    about="how the devices were measured",
     message="median of the timings over {seconds:g} s per test{repeated}; matrix products: 2 n^3 FLOP; memory: bytes "
     "read and written, 2 buffers for copy and 3 for triad",
     figures=("seconds", "repeats"),
 )
 _POWER_LIMITED = FINDINGS.rule(
     "power-limited",
-    about="a sound GPU that its own power limit slows, as it does data center GPUs in long products",
+    about="a healthy GPU slowed by its own power limit, as is usual for data center GPUs in long matrix products",
     message="{node}/{rank} {phase}: the power limit{limit} reduced the clock for {limited_share:.0%} of the time",
     figures=("rank", "phase", "limited_share", "power_limit_w"),
 )
@@ -95,7 +95,7 @@ _LAYERS = FINDINGS.rule(
 )
 _CPU_THREADS = FINDINGS.rule(
     "cpu-threads",
-    about="with how many threads CPUs compute",
+    about="number of threads that torch uses on CPUs",
     message="CPUs: torch computes with {threads} {noun} per worker",
     figures=("threads",),
 )

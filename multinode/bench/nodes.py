@@ -57,7 +57,7 @@ _NOT_MEASURED = FINDINGS.rule(
 )
 _TEST_FAILED = FINDINGS.rule(
     "test-failed",
-    about="a test that could not be measured",
+    about="a test that could not be run",
     message="worker {rank} of {node} could not measure {label}: {error}",
     figures=("rank", "label", "error"),
 )

@@ -383,7 +383,7 @@ def _inspect_network(
     present = [node for node in nodes if node.name in addresses and node.name not in down]
     if len(present) < 2:  # noqa: PLR2004 - a network needs two
         return inspection, []
-    say(f"connecting {len(present)} nodes with each other")
+    say(f"connecting {len(present)} nodes to each other")
     # A stream would take bandwidth from a run in progress.
     is_busy = any(
         process.supervised for facts in inspection.facts.values() for process in or_empty(facts.run_processes)

@@ -107,7 +107,7 @@ def stream_pairs(
     rounds = round_robin(names)
     both_ways = [(pairs, [(peer, caller) for caller, peer in pairs]) for pairs in rounds]
     for number, ways in enumerate(both_ways, 1):
-        say(f"measuring a stream between every two nodes, round {number} of {len(rounds)}")
+        say(f"measuring a stream between each pair of nodes, round {number} of {len(rounds)}")
         for way in ways:
             speeds |= {(speed.source, speed.target): speed for speed in stream(way)}
     least = least_of(tuple(speeds.values()))
@@ -259,7 +259,7 @@ class ConnectivityTest:
             self._order(node, {"attempts": [target for _, target in mine], "timeout_s": timeout_s})
             results = self._hear(node, _ConnectResults, timeout_s).results
             if len(results) != len(mine):
-                raise NodeFailed(f"it answered {len(results)} results to {len(mine)} questions", node=node.name)
+                raise NodeFailed(f"it returned {len(results)} results for {len(mine)} requests", node=node.name)
             answers = zip(mine, results, strict=True)
             return [
                 Attempted(node=node.name, peer=peer, **msgspec.structs.asdict(result)) for (peer, _), result in answers
@@ -344,7 +344,7 @@ def require_pairs(names: Sequence[str]) -> None:
     """Reject a measurement of all pairs if there are too many, or none."""
     if len(names) > ALL_PAIRS_NODES:
         raise UsageError(
-            f"--pairs measures every pair of at most {ALL_PAIRS_NODES} nodes; this hostfile has {len(names)}",
+            f"--pairs supports at most {ALL_PAIRS_NODES} nodes; this hostfile has {len(names)}",
             hint=f"use --nodes {ALL_PAIRS_NODES}, or a hostfile with fewer nodes",
         )
     if len(names) < 2:  # noqa: PLR2004 - a pair is two

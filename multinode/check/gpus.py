@@ -35,7 +35,7 @@ _LEFTOVERS = CheckRules("leftovers")
 
 NO_GPU_FOR_BACKEND = _GPUS.error(
     about="a GPU backend (nccl, xccl, hccl) is requested on a node without such a GPU",
-    message="the {backend} backend needs a GPU of its vendor, but this node has none ({reason})",
+    message="the {backend} backend needs a GPU that it supports, but this node has none ({reason})",
     hint="to measure the same network without GPUs, use --backend gloo",
 )
 NO_GPU_HERE = _GPUS.error(
@@ -61,14 +61,14 @@ WRONG_SLOTS = _GPUS.error(
     hint="{way!s}",
 )
 MIXED_VENDORS = _GPUS.error(
-    about="accelerators of different vendors, whose backends are incompatible",
+    about="accelerators from different vendors, whose backends are incompatible",
     message="it has {accelerator} devices, but {peer} has {expected}. Their backends ({backend} and {other}) are "
     "incompatible, so the first collective would fail or hang",
-    hint="train on nodes with accelerators of one vendor; --nodes K uses the first K nodes of the hostfile",
+    hint="train on nodes with accelerators from one vendor; --nodes K uses the first K nodes of the hostfile",
 )
 MIXED_MODELS = _GPUS.warning(
     about="nodes have different GPU models, so the slowest GPU limits the speed",
-    message="it trains on {models}, but {peer} trains on {expected}. Every step waits for the slowest GPU",
+    message="its workers use {models}, but {peer} uses {expected}. Every step waits for the slowest GPU",
     hint=(
         "train on identical nodes. To select GPUs of a node, use gpus= in the hostfile; to select the first nodes, "
         "use --nodes"
@@ -87,7 +87,7 @@ GPU_LOST = _GPUS.error(
     hint="reboot {node}. If it happens again, look for Xid errors there:\nsudo dmesg | grep -i xid",
 )
 MIXED_MEMORY = _GPUS.warning(
-    about="GPUs of one model have different amounts of memory, so the smallest limits the batch size",
+    about="GPUs of the same model have different amounts of memory, so the smallest limits the batch size",
     message="a GPU has {memory} of memory here and {expected} on {peer}. A batch that fits on one may not fit on the "
     "other",
     hint="choose a per-device batch that fits on the smallest GPU",
@@ -100,8 +100,8 @@ DRIVERS_DIFFER = _GPUS.warning(
 )
 NO_PEER_TO_PEER = _GPUS.warning(
     about="GeForce RTX 40 GPUs with a driver before 550.40.07, which reports peer-to-peer support that does not work",
-    message="{nodes}: several {model} with driver {version}. Before 550.40.07, the driver reports peer-to-peer access "
-    "that these GPUs do not have. NCCL may hang, and Accelerate (Hugging Face Trainer, LLaMA-Factory) starts only if "
+    message="{nodes}: driver {version} reports peer-to-peer access between the {model} GPUs, which do not have it "
+    "(fixed in 550.40.07). NCCL may hang, and Accelerate (Hugging Face Trainer, LLaMA-Factory) starts only if "
     "NCCL_P2P_DISABLE and NCCL_IB_DISABLE are set",
     hint="set env.NCCL_P2P_DISABLE=1 and env.NCCL_IB_DISABLE=1 (=0 if NCCL should use RDMA) for {nodes!s} in the "
     "hostfile, or install driver 550.40.07 or later",
@@ -122,7 +122,7 @@ NCCL_DIFFERS = _VERSIONS.error(
 CUDA_DIFFERS = _VERSIONS.warning(
     about="torch was built with different versions of CUDA",
     message="torch was built with CUDA {version} here and with {expected} on {peer}: kernels and NCCL may differ",
-    hint="install torch from the same package index on both nodes: run on {node}:\n{python} -m pip install "
+    hint="install torch from the same package index on both nodes; run on {node}:\n{python} -m pip install "
     "--force-reinstall {package}",
 )
 
@@ -139,14 +139,14 @@ TORCH_TOO_NEW = _VERSIONS.error(
     about="torch finds no GPU because its CUDA is newer than the driver",
     message="{nodes}: torch finds no GPU. It was built for CUDA {cuda}, which needs NVIDIA driver {needed} or later, "
     "but the driver is {driver}. The job would train on the CPUs",
-    hint="install driver {needed} or later on {nodes!s}, or a torch for this driver. " + _TO_CPUS + "\n{python} -m pip "
-    "install --force-reinstall {package} --index-url {index}",
+    hint="install driver {needed} or later on {nodes!s}, or a build of torch for this driver. " + _TO_CPUS + "\n"
+    "{python} -m pip install --force-reinstall {package} --index-url {index}",
 )
 MAY_BE_TOO_NEW = _VERSIONS.warning(
     about="torch's CUDA is newer than the driver, and multinode could not check whether torch finds a GPU",
     message="{nodes}: torch was built for CUDA {cuda}, which needs NVIDIA driver {needed} or later, but the driver is "
     "{driver}. torch may find no GPU ({reason})",
-    hint="check on {nodes!s} whether torch finds a GPU; it does with CUDA's forward-compatibility libraries:\n"
+    hint="on {nodes!s}, check whether torch finds a GPU (it does with CUDA's forward-compatibility libraries):\n"
     "{python} -c 'import torch; torch.cuda.init()'",
 )
 TORCH_FINDS_NO_GPU = _VERSIONS.error(
@@ -166,8 +166,8 @@ NO_KERNELS = _VERSIONS.error(
 
 GPU_HELD = _GPUS.warning(
     about="another process uses a GPU that the job would use",
-    message="GPU {index} is in use by {who}, with {used} of its {total} of memory. The job would share this GPU, and "
-    "every step on all nodes waits for the slowest GPU",
+    message="GPU {index} is in use by {who}; {used} of its {total} of memory is taken. The job would share this GPU, "
+    "and every step on all nodes waits for the slowest GPU",
     hint=(
         "run nvidia-smi on {node} to see its processes; wait until they end, or choose other GPUs with gpus= in the "
         "hostfile"
@@ -183,13 +183,13 @@ GPU_FULL = _GPUS.error(
 )
 LEFTOVER = _LEFTOVERS.warning(
     about="processes of an earlier run are still running, without a supervisor",
-    message="run {run} left {count} behind without a supervisor ({commands}). The job cannot use the cores, memory "
-    "and ports in use there",
+    message="run {run} left {count} ({commands}) behind without a supervisor. The job cannot use the cores, memory "
+    "and ports that are still occupied",
     hint="run this on {node}:\nkill -9 {pids!s}",
 )
 LEFTOVER_ON_GPU = _LEFTOVERS.error(
     about="processes of an earlier run still use a GPU that the job would use",
-    message="GPU {gpus} is still in use by {count} of run {run}, which lacks a supervisor ({commands}). The job would "
+    message="GPU {gpus} is still in use by {count} ({commands}) of run {run}, which lacks a supervisor. The job would "
     "share the GPU, or run out of memory",
     hint="run this on {node}:\nkill -9 {pids!s}",
 )

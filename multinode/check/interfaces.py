@@ -21,9 +21,9 @@ NO_ROUTE = _INTERFACE.error(
     hint="give all nodes addresses in one network (addr= in the hostfile), or run on {node}{gateway!s}:\n{command!s}",
 )
 UNANSWERABLE_ROUTE = _INTERFACE.error(
-    about="a node sends to a peer from an address in a network in which the peer has no interface",
-    message="it listens at {mine} ({ifname}) but sends to {peers} from {source} ({other}), a network in which {peers} "
-    "has no interface. Replies are lost, or rp_filter drops the packets, so the first collective hangs",
+    about="a node sends to a peer from a network in which the peer has no interface",
+    message="it listens at {mine} ({ifname}) but sends to {peers} from {source} ({other}), and {peers} has no "
+    "interface in that network. Replies are lost, or rp_filter drops the packets, so the first collective hangs",
     hint="run on {node}{gateway!s}:\n{command!s}",
 )
 OTHER_ROUTE = _INTERFACE.warning(
@@ -65,7 +65,7 @@ TUNNEL = _INTERFACE.warning(
     hint="{way!s}",
 )
 NAME_MISLEADS = _HOSTNAME.note(
-    about="a node's own name resolves to loopback, or not at all; jobs of multinode do not depend on it",
+    about="a node's own name resolves to loopback, or not at all; multinode's jobs do not depend on it",
     message="the name of {nodes} resolves to {target}. By default, gloo would listen there, and no other "
     "node could connect. This affects only manual launches; multinode sets the interface for its jobs",
     hint="for manual launches, map the name to the address of {ifname} in /etc/hosts, or run on {nodes!s}:\nexport "

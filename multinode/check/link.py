@@ -33,14 +33,14 @@ BELOW_PEERS = _LINK.warning(
 )
 HALF_DUPLEX = _LINK.warning(
     about="half duplex: one end of the link does not negotiate",
-    message="{ifname} runs in half duplex. It loses packets and cannot send and receive at the same time, as ring "
-    "algorithms do",
+    message="{ifname} runs in half duplex. It loses packets and cannot send and receive at the same time, which "
+    "ring algorithms need to do",
     hint="enable autonegotiation on the switch port and on {node}:\nsudo ethtool -s {ifname} autoneg on",
 )
 LINK_ERRORS = _LINK.warning(
     about="a NIC counts errors (bad cable or connector)",
-    message="{ifname} has counted {errors} errors in {packets} packets. TCP retransmits each, so the link is slower "
-    "than its rate",
+    message="{ifname} has counted {errors} errors in {packets} packets. TCP retransmits each damaged packet, so the "
+    "link is slower than its rate",
     hint="replace the cable or connector of {node}. To check whether the count still grows:\nip -s link show {ifname}",
 )
 

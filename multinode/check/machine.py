@@ -48,7 +48,7 @@ TOOL_MISSING = _PACKAGES.error(
     about="a program that starts the job (torchrun, llamafactory-cli) is neither next to the interpreter nor on PATH",
     message="{tool} is neither next to {python} nor on the PATH of a non-interactive shell{elsewhere}, so the job "
     "cannot start",
-    hint="set an environment that has it in the hostfile (python=), or run on the node:\n{python} -m pip install "
+    hint="in the hostfile, set an environment that has it (python=), or run on the node:\n{python} -m pip install "
     "{package}",
 )
 VERSIONS_DIFFER = _VERSIONS.error(

@@ -27,14 +27,13 @@ _MEMORY = CheckRules("training")
 _MOST_RUNS = 50
 
 DOES_NOT_FIT = _MEMORY.warning(
-    about="the training needs more memory than the smallest GPU has",
-    message="the training needs about {needed} GiB of GPU memory per worker ({basis}), but the smallest GPU has "
-    "{total} GiB",
+    about="the job needs more memory than the smallest GPU has",
+    message="the job needs about {needed} GiB of GPU memory per worker ({basis}), but the smallest GPU has {total} GiB",
     hint="{way!s}",
 )
 MAY_NOT_FIT = _MEMORY.note(
-    about="samples of different lengths may fragment memory and exceed that of the smallest GPU",
-    message="the training needs about {needed} GiB of GPU memory per worker ({basis}). With samples of different "
+    about="samples of different lengths may fragment memory until the smallest GPU runs out",
+    message="the job needs about {needed} GiB of GPU memory per worker ({basis}). With samples of different "
     "lengths, it may need up to {most} GiB, but the smallest GPU has {total} GiB",
     hint="use expandable segments: --env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
 )
@@ -133,8 +132,8 @@ def _way(job: TrainingJob, memory: WorkerMemory, training: ShardedTraining, tota
     change = first_that_fits(memory, total_gib, accumulation=training.accumulation, small=training.small)
     if change is None:
         return (
-            "use GPUs with more memory, more workers with ZeRO-3, or a smaller model: no change of its settings makes "
-            "it fit"
+            "use GPUs with more memory, more workers with ZeRO-3, or a smaller model: no change to its settings makes "
+            "the job fit"
         )
     own = replace(change, overrides=own_overrides(job, change.overrides))
     return f"the first change that makes it fit: {own.options}"

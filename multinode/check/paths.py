@@ -49,14 +49,14 @@ PATH_HANGS = _PATHS.error(
 ARGUMENT_MISSING = _PATHS.warning(
     about="an argument of the script is a path that exists on this machine but not on a node",
     message=(
-        "{path}, an argument of the script, exists on this machine but not on the node. If the script reads it, it "
-        "fails"
+        "{path}, an argument of the script, exists on this machine but not on the node. The script fails if it reads "
+        "this path"
     ),
     hint="unless the script writes this file, copy it. Run in this directory:\nmultinode copy{hosts!s} {path}",
 )
 MODULE_MISSING = _PATHS.error(
     about="a node cannot import the module that the job starts, as in `-m package.train`",
-    message="{python} finds no module {module}, neither in {cwd}, where the job would run, nor in its packages",
+    message="{python} finds module {module} neither in {cwd}, where the job would run, nor in its packages",
     hint=(
         "correct the name of the module, or python= and workdir= in the hostfile. If the module is in this directory, "
         "use --copy-code"
@@ -76,7 +76,7 @@ NOEXEC = _NOEXEC.warning(
 OUTPUT_NOT_WRITABLE = _PATHS.error(
     about="the output directory cannot be created or written on a node (wrong owner, read-only disk)",
     message="output_dir {path} {what}. Workers of every node write there at each checkpoint, so workers on this node "
-    "would fail hours into the training",
+    "would fail hours into training",
     hint="use another directory (--set output_dir=...), or run on {node}:\nsudo mkdir -p {full!s} && sudo chown "
     "{user} {full!s}",
 )
@@ -86,7 +86,7 @@ NO_WORKDIR = _WORKDIR.error(
     hint="correct workdir= in the hostfile, or create the directory on the node",
 )
 CONTENT_DIFFERS = _CONTENT.error(
-    about="a node has another version of the model, tokenizer, dataset or script under the same path",
+    about="a node has another version of the model, tokenizer, dataset or script at the same path",
     message="{path} is not the same as on {peer}: {digest} ({size} bytes) here, {expected} ({expected_size} bytes) "
     "there{more}. The workers would train with different models or data, or hang",
     hint="if the version on {peer} is correct:\nmultinode copy{hosts!s} --from {peer} {paths!s}",

@@ -28,8 +28,8 @@ MASTER_PORT_BLOCKED = _MASTER_PORT.error(
     about="a firewall blocks MASTER_PORT, but not other ports",
     message="{callers} cannot reach its rendezvous port {port} ({error}), but other ports are reachable. The cause is "
     "probably a firewall rule. The rendezvous would hang",
-    hint="choose an open port with --master-port, or open ports on {node}: with the first command this port (for "
-    "--master-port {port}), with the second the range from which launches choose:\nsudo ufw allow proto tcp from "
+    hint="choose an open port with --master-port, or open ports on {node}. The first command opens only this port "
+    "(for --master-port {port}), and the second the range from which launches choose:\nsudo ufw allow proto tcp from "
     "{network} to any port {port}\nsudo ufw allow proto tcp from {network} to any port {choice}",
 )
 EPHEMERAL_BLOCKED = _PORTS.error(

@@ -28,7 +28,7 @@ RDMA_IDLE = _RDMA.note(
 RDMA_EVERYWHERE = _RDMA.note(
     about="RDMA is active on every node, so NCCL's traffic bypasses the network interfaces that multinode counts",
     message="RDMA is active on every node ({ports}). NCCL will use it, so the counters of the network interface will "
-    "not show the training's traffic",
+    "not show the job's traffic",
     hint="to use the network interface instead, set env.NCCL_NET=Socket for every node in the hostfile. NCCL's log "
     "then shows `Using network`",
 )
@@ -54,12 +54,12 @@ RDMA_HALF_A_PORT = _RDMA.note(
 )
 RDMA_NAMED_IDLE = _RDMA.warning(
     about="hca= in the hostfile names a port that is not active",
-    message="hca= in the hostfile names {port}, which is {state}. NCCL ignores it; without another port, the training "
+    message="hca= in the hostfile names {port}, which is {state}. NCCL ignores it; without another port, the job "
     "uses the network interface",
     hint="check the cable and switch port of {port} (for InfiniBand, also the subnet manager), or remove it from hca=",
 )
 RDMA_WITHOUT_ADDRESS = _RDMA.warning(
-    about="one of two active RoCE ports has no IP address and may not be used",
+    about="one of two active RoCE ports has no IP address, so it may stay unused",
     message="{port} is active with {rate:g} Gbit/s, but its interface {ifname} has no IP address. NCCL may fail, or "
     "send all traffic over {other}",
     hint="give {ifname} an address in a network of its own on every node, or name the ports for NCCL in the hostfile: "
@@ -83,7 +83,7 @@ RDMA_ACS = _RDMA.warning(
         "PCIe access control (ACS) between an RDMA NIC and a GPU on the same switch sends GPUDirect traffic through "
         "the CPU"
     ),
-    message="PCIe access control (ACS) of {bridges} sends the traffic between {ports} and the GPUs on the same switch "
+    message="PCIe access control (ACS) of {bridges} sends the traffic of {ports} with the GPUs on the same switch "
     "through the CPU. GPUDirect RDMA then reaches about half of its rate, or hangs",
     hint="disable it in the BIOS (with VT-d or AMD-Vi), or run on {node} as root after every boot:{fix!s}",
 )
@@ -95,7 +95,7 @@ RDMA_IOMMU = _RDMA.note(
     "{node}",
 )
 RDMA_FIRMWARE = _RDMA.note(
-    about="RDMA NICs of one model with different firmware on two nodes",
+    about="RDMA NICs of the same model with different firmware on two nodes",
     message="its {board} NIC has firmware {version}, but {peer} has {expected}",
     hint="if one node is slower or fails, install the same firmware on all nodes",
 )

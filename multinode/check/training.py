@@ -36,8 +36,8 @@ _TRAINING = CheckRules("training")
 _STRATEGY = CheckRules("strategy")
 
 SPACE_IN_PATH = _TRAINING.error(
-    about="the path of the home directory or of the training environment contains a space, where LLaMA-Factory splits "
-    "it",
+    about="the path of the home directory or of the training environment contains a space, at which LLaMA-Factory "
+    "splits it",
     message="{what} {path!r} contains a space. LLaMA-Factory splits torchrun's command line at spaces, so the workers "
     "would get a path that does not exist",
     hint="{way!s}",
@@ -71,13 +71,14 @@ DEVICES_NOT_NUMBERED = _TRAINING.warning(
     hint="{way!s}",
 )
 UNKNOWN_KEY = _TRAINING.error(
-    about="the LLaMA-Factory of a node does not know an argument in the YAML or --set",
+    about="LLaMA-Factory on a node does not know an argument in the YAML or --set",
     message="LLaMA-Factory{version} has no argument {key!r} ({place}) and refuses to start",
     hint="{fix!s}",
 )
 TIMEOUT_OF_AGES = _TRAINING.note(
     about=(
-        "ddp_timeout is years, as in LLaMA-Factory's examples, so workers wait forever for a peer that does not respond"
+        "ddp_timeout amounts to years, as in LLaMA-Factory's examples, so workers wait forever for a peer that does "
+        "not respond"
     ),
     message="ddp_timeout is {timeout_s} s, {words}. multinode ends a run when a worker dies, but if a link silently "
     "drops packets, workers would wait that long",
@@ -397,7 +398,7 @@ def _amortise(job: TrainingJob, training: ShardedTraining, calls: Iterable[Call]
         option = set_options(job, gradient_accumulation_steps=2 * training.accumulation)
         return f"gradients are sent once per step: {option} halves the bytes per sample"
     batch, steps = map(job.own_name, ("per_device_train_batch_size", "gradient_accumulation_steps"))
-    return f"every micro-batch sends: a larger {batch} with fewer {steps} sends less per sample"
+    return f"gradients are sent in every micro-batch: a larger {batch} with fewer {steps} sends less per sample"
 
 
 def _link(inspection: Inspection) -> tuple[float, str] | None:
@@ -411,7 +412,7 @@ def _link(inspection: Inspection) -> tuple[float, str] | None:
     if not speed > _LEAST_GBIT_PER_S:
         return None
     mtu = mtu if mtu is not None and mtu >= _LEAST_MTU else ETHERNET_MTU
-    return goodput_gb_per_s(speed, mtu), f"{format_rate(speed)} (what the slowest NIC negotiated)"
+    return goodput_gb_per_s(speed, mtu), f"{format_rate(speed)} (negotiated by the slowest NIC)"
 
 
 def _format_time(time_s: float) -> str:

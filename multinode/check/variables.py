@@ -61,7 +61,7 @@ NAME_OVERRIDDEN = _VARIABLES.note(
 )
 SETTINGS_DIFFER = _VARIABLES.warning(
     about="NCCL settings differ between nodes (NCCL_NET, NCCL_IB_DISABLE, NCCL_P2P_DISABLE, NCCL_ALGO and others)",
-    message="{name} is {value} on {nodes} and {expected} on {peer}, but NCCL expects the same value on every node. "
+    message="{name} is {value} on {nodes}, but {expected} on {peer}. NCCL expects the same value on every node. "
     "With different transports or algorithms, the first collective hangs or is slow",
     hint="set the same value on every line of the hostfile (env.{name}=VALUE), or {way!s}",
 )

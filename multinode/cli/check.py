@@ -45,8 +45,8 @@ def check(
         typer.Argument(
             metavar="JOB.yaml [KEY=VALUE]...",
             help=(
-                "LLaMA-Factory YAML, followed by keys to override (same as --set). For any other training, put your "
-                "usual command after --. Without a job, check only the requirements of every training job."
+                "LLaMA-Factory YAML, followed by keys to override (same as --set). For any other training job, put "
+                "your usual command after --. Without a job, check only what every training job requires."
             ),
         ),
     ] = None,

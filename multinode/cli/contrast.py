@@ -102,7 +102,7 @@ def contrast(
             ),
         ),
     ] = None,
-    full_run: Annotated[bool, typer.Option("--full-run", help="Train all steps of the job on each side.")] = False,
+    full_run: Annotated[bool, typer.Option("--full-run", help="Run all steps of the job on each side.")] = False,
     repeats: Annotated[
         int,
         typer.Option(

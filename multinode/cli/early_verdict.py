@@ -45,7 +45,7 @@ def require_terminal(mode: Mode, *, detach: bool = False) -> None:
     """Reject an option that needs somebody at the terminal."""
     if detach and mode != "report":
         raise UsageError(
-            f"--if-slower-than-one-node {mode} needs this command to keep running, but --detach ends it",
+            f"--if-slower-than-one-node {mode} needs this command to keep running, but --detach makes it exit",
             hint="remove --detach; multinode show prints the verdict of a followed run",
         )
     if mode == "ask" and (is_quiet() or not (sys.stdin.isatty() and sys.stderr.isatty())):

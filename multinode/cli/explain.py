@@ -30,7 +30,7 @@ def explain(
         typer.Argument(
             metavar="LOG...",
             help=(
-                "Log files, directories of log files, or a run of multinode (its id, its directory, or `last`). "
+                "Log files, directories of log files, or a multinode run (its id, its directory, or `last`). "
                 "Default: standard input."
             ),
         ),

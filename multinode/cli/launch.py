@@ -84,7 +84,7 @@ def launch(
             min=5.0,
             metavar="SECONDS",
             rich_help_panel="Run control",
-            help="How long the job keeps running on the nodes without contact to this command.",
+            help="How long the job keeps running on the nodes without contact with this command.",
         ),
     ] = 120.0,
     grace_period: GracePeriod = 10.0,

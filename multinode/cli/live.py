@@ -171,7 +171,7 @@ def _log_lines(output: Literal["none", "rank0", "all"]) -> LogLines | None:
 
 
 def _left_out(size_bytes: int) -> str:
-    return f"{format_size(size_bytes)} of output are not shown here; see multinode logs"
+    return f"{format_size(size_bytes)} of output is not shown here; see multinode logs"
 
 
 class _Shows(NamedTuple):

@@ -109,7 +109,7 @@ def nccl_test(
     like: Annotated[
         Path | None,
         typer.Option(
-            metavar="JOB.yaml", help="Measure the message sizes of this training, instead of those of -b, -e and -f."
+            metavar="JOB.yaml", help="Measure the message sizes of this job instead of those given by -b, -e and -f."
         ),
     ] = None,
     set_: Overrides = None,
@@ -209,7 +209,7 @@ def nccl_test(
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Measure the speed of collectives with the torch of the nodes, and report whether it is normal and why.
+    """Measure the speed of collectives with PyTorch on the nodes, and report whether it is normal and why.
 
     Columns, units and busbw are the same as in nccl-tests.
     """

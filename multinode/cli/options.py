@@ -50,8 +50,8 @@ JobWords = Annotated[
     typer.Argument(
         metavar="JOB.yaml [KEY=VALUE]...",
         help=(
-            "LLaMA-Factory YAML, followed by keys to override (same as --set). For any other training, put your usual"
-            " command after --. Default: the job in the settings, or configs/default.yaml."
+            "LLaMA-Factory YAML, followed by keys to override (same as --set). For any other training job, put your "
+            "usual command after --. Default: the job in the settings, or configs/default.yaml."
         ),
     ),
 ]
@@ -227,8 +227,8 @@ Output = Annotated[
         metavar="WHAT",
         rich_help_panel=_RUN,
         help=(
-            "Job output to print above the live table: `none`, `rank0` (the log of the node of rank 0, without lines "
-            "of other ranks) or `all`. Default: rank0 on a terminal, otherwise none."
+            "Job output to print above the live table: `none`, `rank0` (the log of the node with rank 0, without "
+            "lines from other ranks) or `all`. Default: rank0 on a terminal, otherwise none."
         ),
     ),
 ]
@@ -293,8 +293,8 @@ Balance = Annotated[
         autocompletion=complete_runs,
         rich_help_panel=_JOB,
         help=(
-            "With DDP, give faster nodes more samples per step. The speeds are those that a run measured, or those "
-            "given here."
+            "With DDP, give faster nodes more samples per step. The speeds come from a run's measurements or from "
+            "the values given here."
         ),
     ),
 ]

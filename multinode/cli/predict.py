@@ -46,8 +46,8 @@ def predict(
             metavar="[RUN]...",
             autocompletion=complete_runs,
             help=(
-                "Runs of one training job, and an nccl-test: run ids, beginnings of run ids, or `last`. A contrast "
-                "includes both."
+                "Runs of one training job, and an nccl-test: run ids, beginnings of run ids, or `last`. For a "
+                "contrast, all of its runs are used."
             ),
         ),
     ] = None,

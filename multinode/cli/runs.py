@@ -245,7 +245,7 @@ def logs(
     node: Annotated[str | None, typer.Option(help="Only print the log of this node (a name or a node rank).")] = None,
     rank: Annotated[
         int | None,
-        typer.Option(min=0, help="Only print the log of the node of this rank, without lines of other ranks."),
+        typer.Option(min=0, help="Only print the log of the node with this rank, without lines from other ranks."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new lines until the run ends.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Print the raw log, including progress bars.")] = False,

@@ -121,7 +121,7 @@ def batch_script(options: Sequence[str], command: Sequence[str], *, python: str,
         [
             "#!/bin/bash",
             *(f"#SBATCH {line}" for line in lines),
-            "# The shell becomes the controller, so that Slurm's SIGTERM before the time limit stops the run in order.",
+            "# The shell becomes the controller, so that Slurm's SIGTERM before the time limit stops the run cleanly.",
             f"export MULTINODE_RUNS={shlex.quote(runs)}",
             f"exec {shlex.join(words)}",
             "",

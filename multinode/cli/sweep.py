@@ -44,7 +44,7 @@ class GridOptions:
             metavar="KEY=A,B,...",
             help=(
                 "Values of a YAML key to sweep. Each value is parsed as YAML: [a,b] is one value, and '\"a,b\"' is a "
-                "text with a comma. Repeatable."
+                "string with a comma. Repeatable."
             ),
         ),
     ] = None
@@ -82,7 +82,7 @@ class GridOptions:
     minutes: Annotated[
         float | None,
         typer.Option(
-            min=0.05, help="Instead of --steps, train each run for this many minutes, counted from its first step."
+            min=0.05, help="Instead of --steps, let each run train for this many minutes, counted from its first step."
         ),
     ] = None
     repeats: Annotated[int, typer.Option(min=1, max=20, help="Number of repeats per cell.")] = 1

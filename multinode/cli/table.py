@@ -80,7 +80,7 @@ class FormOptions:
             "-o",
             metavar="FILE|DIR",
             help=(
-                "Output file (.html, .md, .csv, .json or .txt), or directory. To a directory, csv also writes the "
+                "Output file (.html, .md, .csv, .json or .txt), or directory. With a directory, csv also writes the "
                 "samples."
             ),
         ),

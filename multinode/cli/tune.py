@@ -176,7 +176,7 @@ def tune(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the change with which a training job reaches a given loss fastest, or runs fastest.
+    """Find the change that lets a training job reach a given loss fastest, or run fastest.
 
     If the command is interrupted, run it again to resume.
     """

@@ -42,7 +42,7 @@ KEYS = {
     "python": Key("the path of an interpreter", "use a path on the node"),
     "workdir": Key("the path of a directory", "use a path on the node"),
     "price": Key("a price per hour such as 0.35", _ONE_CURRENCY),
-    "price_gpu": Key("a price per hour and GPU such as 0.35", _ONE_CURRENCY),
+    "price_gpu": Key("a price per GPU-hour such as 0.35", _ONE_CURRENCY),
     "price_purchase": Key("a price to buy the node such as 15000", _ONE_CURRENCY),
     "price_purchase_gpu": Key("a price to buy one GPU such as 15000", _ONE_CURRENCY),
 }

@@ -51,7 +51,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name in self.devices:
             key = device_key(name)
             if not key or not name.isprintable():
-                raise WrongValue("it is not a device name", "devices", name)
+                raise WrongValue("not a device name", "devices", name)
             if key in written:
                 raise WrongValue(f"it is the same device as {written[key]!r}", "devices", name)
             written[key] = name

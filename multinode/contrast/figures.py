@@ -166,6 +166,11 @@ def name_side(side: Side, mode: str) -> str:
     return f"{name_nodes(side)} alone" if side.role == "each-node" else name_nodes(side)
 
 
+def on_side(side: Side, mode: str) -> str:
+    """Where a side's figure was measured: `on 2 nodes`, `in run 20260104-ab`."""
+    return f"{'in' if mode == 'compare' else 'on'} {name_side(side, mode)}"
+
+
 def capitalised(sentence: str) -> str:
     """With a capital first letter; the rest is unchanged, including names of nodes."""
     return sentence[:1].upper() + sentence[1:]
@@ -203,7 +208,7 @@ TWO_RUNS = MODES.rule("two-runs", about="two stored runs", message="run {candida
 NAMED_GPUS = MODES.rule(
     "named-gpus",
     about="GPUs named for the baseline",
-    message="--baseline-gpus names {gpus} GPUs of node 0",
+    message="--baseline-gpus names {gpus} GPUs on node 0",
     figures=("gpus",),
 )
 ENOUGH_SLOTS = MODES.rule(
@@ -215,7 +220,7 @@ ENOUGH_SLOTS = MODES.rule(
 TOO_FEW_SLOTS = MODES.rule(
     "too-few-slots",
     about="the first nodes have too few slots for the workers of all nodes",
-    message="{first}, too few for {workers} of each of the {nodes} nodes",
+    message="{first}, too few for {workers} on each of the {nodes} nodes",
     figures=("slots", "nodes"),
 )
 INDIVISIBLE = MODES.rule(

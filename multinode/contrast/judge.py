@@ -19,6 +19,7 @@ from multinode.contrast.figures import (
     channel,
     name_nodes,
     name_side,
+    on_side,
     network_words,
 )
 from multinode.contrast.slowdown_attribution import (
@@ -64,7 +65,7 @@ _BOTH = ("baseline", "candidate")
 _SETTING = DIFFERENCES.rule(
     "setting",
     about="a setting, link rate or package version that differs between two sides",
-    message="{name}: {baseline} on {on_baseline}, {candidate} on {on_candidate}.",
+    message="{name}: {baseline} {on_baseline}, {candidate} {on_candidate}.",
     figures=("name", *_BOTH),
 )
 _UNRECORDED = DIFFERENCES.rule(
@@ -75,13 +76,13 @@ _UNRECORDED = DIFFERENCES.rule(
 _UNEQUAL_BATCH = DIFFERENCES.rule(
     "unequal-batch",
     about="global batches that should be equal",
-    message="Global batch: {baseline} on {on_baseline}, {candidate} on {on_candidate}. They should be equal.",
+    message="Global batch: {baseline} {on_baseline}, {candidate} {on_candidate}. They should be equal.",
     figures=_BOTH,
 )
 _LARGER_BATCH = DIFFERENCES.rule(
     "larger-batch",
     about="a larger global batch with more nodes",
-    message="Global batch: {baseline} on {on_baseline}, {candidate} on {on_candidate}. With the larger batch, an "
+    message="Global batch: {baseline} {on_baseline}, {candidate} {on_candidate}. With the larger batch, an "
     "epoch has 1/{fewer} of the optimizer steps, so you may have to adjust learning rate and warm-up.",
     figures=_BOTH,
 )
@@ -121,7 +122,7 @@ def find_differences(baseline: Side, candidate: Side, mode: str) -> tuple[Findin
     mine, theirs = name_side(baseline, mode), name_side(candidate, mode)
 
     def differs(name: str, ours: object, other: object) -> Finding:
-        on = {"on_baseline": mine, "on_candidate": theirs}
+        on = {"on_baseline": on_side(baseline, mode), "on_candidate": on_side(candidate, mode)}
         return _SETTING.found(None, name=name, baseline=_written(ours), candidate=_written(other), **on)
 
     unknown = [name for side, name in ((baseline, mine), (candidate, theirs)) if isinstance(side.settings, Unknown)]
@@ -165,7 +166,7 @@ def _global_batch(baseline: Side, candidate: Side, mode: str) -> Finding | None:
     ours, theirs = or_none(baseline.global_batch), or_none(candidate.global_batch)
     if ours is None or theirs is None or ours == theirs or candidate.role == "each-node":
         return None
-    on = {"on_baseline": name_side(baseline, mode), "on_candidate": name_side(candidate, mode)}
+    on = {"on_baseline": on_side(baseline, mode), "on_candidate": on_side(candidate, mode)}
     if mode in {"same-workers", "fixed-global-batch"}:
         return _UNEQUAL_BATCH.found(None, baseline=ours, candidate=theirs, **on)
     if candidate.role == "point":
@@ -377,7 +378,7 @@ def _verdict(contrast: Contrast) -> Finding:
     }[outcome]
     return rule.found(
         None,
-        workers=f"the {stranger.world_size} workers on {name_side(stranger, contrast.mode)}",
+        workers=f"the {stranger.world_size} workers {on_side(stranger, contrast.mode)}",
         many=many if rule in {_INCONCLUSIVE, _NO_FASTER, _HARMFUL} else capitalised(many),
         few=few,
         are="is" if is_comparison else "are",
@@ -466,7 +467,7 @@ def _where_it_goes(contrast: Contrast) -> Finding:
     notes = []
     for side in (contrast.candidate, contrast.baseline):
         parts, takes = _told_parts(side), format_ms(side.step_time_ms.value)
-        notes.append(f"{takes} on {name_side(side, contrast.mode)}{f': {parts}' if parts else ''}")
+        notes.append(f"{takes} {on_side(side, contrast.mode)}{f': {parts}' if parts else ''}")
     if not _told_parts(contrast.candidate):
         return _loss(contrast)
     candidate, baseline = notes
@@ -498,8 +499,8 @@ def _without_network(contrast: Contrast) -> Finding:
     if not is_network or ours is None or theirs is None:
         return _loss(contrast)
     left = format_ms(contrast.candidate.step_time_ms.value - (contrast.loss.network_ms or 0.0))
-    candidate = f"{format_ms(theirs)} on {name_side(contrast.candidate, contrast.mode)}"
-    baseline = f"{format_ms(ours)} on {name_side(contrast.baseline, contrast.mode)}"
+    candidate = f"{format_ms(theirs)} {on_side(contrast.candidate, contrast.mode)}"
+    baseline = f"{format_ms(ours)} {on_side(contrast.baseline, contrast.mode)}"
     return _COMPUTE.found(None, candidate=candidate, baseline=baseline, left=left)
 
 

@@ -54,7 +54,7 @@ class ContrastRequest(msgspec.Struct, frozen=True, kw_only=True):
         counts: numbers of nodes to compare, from the top of the hostfile. Default: one node and all nodes.
         workers: workers per node of the candidate. Default: as many as the mode allows.
         each_node: whether to also measure each node alone.
-        baseline_gpus: GPUs of node 0 to use for the baseline, as many as all nodes use together.
+        baseline_gpus: GPUs on node 0 to use for the baseline, as many as there are workers on all nodes.
         accumulation: micro-batches per step of the job. None if unknown.
     """
 
@@ -271,7 +271,7 @@ def _named(
         named = format_count(len(gpus), "GPU")
         raise UsageError(
             f"--baseline-gpus names {named}, but all nodes together have {sum(workers)} workers",
-            hint=f"name {sum(workers)} GPUs of node 0: --baseline-gpus takes one per worker",
+            hint=f"name {sum(workers)} GPUs on node 0: --baseline-gpus takes one per worker",
         )
     first: Node = msgspec.structs.replace(cluster.nodes[0], gpus=gpus, slots=len(gpus))
     clusters = {1: msgspec.structs.replace(cluster, nodes=(first,)), most: cluster.first(most)}

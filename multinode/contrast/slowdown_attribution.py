@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from multinode.contrast.figures import Side, SlowdownAttribution, channel, name_side
+from multinode.contrast.figures import Side, SlowdownAttribution, channel, name_side, on_side
 from multinode.findings.rule import Rule, RuleGroup
 from multinode.profile.step_split import PARTS
 from multinode.stats.estimate import Estimate, ratio
@@ -279,7 +279,7 @@ def _of_network(loss: _Loss, case: CandidateLoss, reference: Side) -> _Judged:
     adds = format_ms(loss.network_ms or 0.0)
     if network_ms_of(case, reference) is None:
         return _NETWORK_INFERRED, {"network": channel(case.candidate), "adds": adds}
-    takes = f"{adds} more than on {name_side(reference, case.mode)}, in" if exposed_ms(reference) else f"{adds} of"
+    takes = f"{adds} more than {on_side(reference, case.mode)}, in" if exposed_ms(reference) else f"{adds} of"
     late = f"; slow node {loss.node} adds {format_ms(loss.node_ms)}" if loss.node and loss.node_ms else ""
     return _NETWORK, {"takes": takes, "late": late}
 
@@ -297,7 +297,7 @@ def _of_unknown(loss: _Loss, case: CandidateLoss, reference: Side) -> _Judged:
     if loss.network_ms is not None and loss.node_ms is not None:
         return _NEITHER, values | {"grown": _grown(case, reference)}
     blind = next((side for side in (candidate, reference) if exposed_ms(side) is None), candidate)
-    advice = "" if case.alone else "; --each-node separates a slow node from a slow network"
+    advice = "" if case.alone else "; --each-node distinguishes a slow node from a slow network"
     return _UNKNOWN, values | {"reason": reason_of(blind.exposed_ms), "advice": advice}
 
 

@@ -35,7 +35,7 @@ _TRIES = 2
 _Count = Annotated[int, Meta(ge=0)]
 
 COPIES = RuleGroup("Failures of a copy")
-_LEFT_OUT = COPIES.rule("left-out", about="a node that a copy left out", message="{error}", hint="{fix!s}")
+_LEFT_OUT = COPIES.rule("left-out", about="a node to which the copy failed", message="{error}", hint="{fix!s}")
 
 
 class CopyRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,7 +57,7 @@ _NOBODY_MISSING = DESYNCS.rule(
     message="all {count} ranks have entered {collective}{line}, but it has not finished{waited}",
     hint="test the network between the nodes: multinode check",
 )
-_TIE = "; equally many ranks made each call, so either may be wrong"
+_TIE = "; the same number of ranks made each call, so either call may be wrong"
 _DEFAULT = {"default_pg", "undefined", ""}
 # Their sizes may differ between ranks.
 _UNEVEN = {"all_to_all", "alltoall", "alltoall_base", "all_to_allv", "gather", "scatter", "barrier", "coalesced"}

@@ -165,7 +165,7 @@ def _benchmark(reading: LogReading) -> str | None:
 
 
 def _why_not(word: LogWord) -> str:
-    return "the run went on after it" if word.went_on else "that may be the noise of a normal end"
+    return "the run continued after it" if word.went_on else "it may come from a normal shutdown"
 
 
 def _has_failed(reading: LogReading) -> bool:
@@ -294,7 +294,7 @@ def _describe_word(failure: Failure, file: str, reading: LogReading, word: LogWo
             host = report.host
     message = timed_out_collective(word.text) or _with_reason(_SPEAKER.sub("", word.said), below)
     if word.points and word.said_by is not None:
-        message = f"its collective timed out first, as rank {word.said_by} says"
+        message = f"its collective timed out first, according to rank {word.said_by}"
     if host is None and len(reading.hosts) == 1:
         host = reading.hosts[0]
     cause = error.cause if error is not None else failure.cause
@@ -304,7 +304,7 @@ def _describe_word(failure: Failure, file: str, reading: LogReading, word: LogWo
     ]
     is_after = reading.ended_line is not None and word.line > reading.ended_line
     if is_after:
-        told.append(f"The training had ended before, at line {reading.ended_line}: only its shutdown failed.")
+        told.append(f"Training had already ended at line {reading.ended_line}: only its shutdown failed.")
     # Slurm's own line may begin with the task.
     whose = _whose(rank, worker)
     return _log_failure(
@@ -585,7 +585,7 @@ def _next(first: LogFailure, readings: Sequence[LogReading], files: dict[str, in
         and error.is_general
         and not any(reading.has_nccl for reading in readings)
     ):
-        yield "no log has messages of NCCL: run it again with NCCL_DEBUG=WARN, and pass that log"
+        yield "no log has NCCL messages: run the job again with NCCL_DEBUG=WARN, and pass that log"
 
 
 Progress = Callable[[str, int, int], None]

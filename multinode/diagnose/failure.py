@@ -163,7 +163,7 @@ def explain_timeout(failure: Failure, nodes: Sequence[NodeProgress], shares: Map
         ((name, share or 0.0) for name, share in shares.items()), key=lambda entry: entry[1], default=("", 0.0)
     )
     if share >= _FULL_SHARE:
-        used = f"the link of {name} was {min(share, 1.0):.0%} in use in the minute before"
+        used = f"the link of {name} was {min(share, 1.0):.0%} utilized in the minute before"
         slow = "the collective was running, and the link is too slow for it"
         hints.insert(0, f"{used}: {slow}; send less (multinode advise), or set a longer ddp_timeout")
     if all(node.step is None for node in nodes):
@@ -388,7 +388,7 @@ def _is_of_peers(node: NodeEvidence) -> bool:
 
 
 _EXITED = (
-    "The worker ended itself without raising an exception; the others then waited for it or lost their connection."
+    "The worker exited on its own without raising an exception; the others then waited for it or lost their connection."
 )
 _LOOK_FOR_EXITS = "look for sys.exit and os._exit in the script, and read what the worker printed last"
 

@@ -373,12 +373,13 @@ def _lagging_in_nccl(run: _Hanging) -> Stall | None:
                 text = (
                     f"launched {lag.launched} {lag.operation} operations while another launched {lag.most} (NCCL RAS)"
                 )
-                return _late(run, "fewer_operations", ranks, text)
+                now = f"; rank {ranks[0].rank} is executing"
+                return _late(run, "fewer_operations", ranks, text, now)
     return None
 
 
-def _late(run: _Hanging, code: str, ranks: _Ranks, text: str) -> Stall:
-    place = f", and is in {ranks[0].place}" if ranks[0].frames else ""
+def _late(run: _Hanging, code: str, ranks: _Ranks, text: str, now: str = ", and is in") -> Stall:
+    place = f"{now} {ranks[0].place}" if ranks[0].frames else ""
     return run.blame(code, ranks, f"have {text}{place}", "its full stack is in stall.json")
 
 

@@ -34,7 +34,7 @@ _SIGNALS = {
     "SIGFPE": Meaning(cause="Native code divided an integer by zero.", hint=_LOOK_ABOVE),
     "SIGILL": Meaning(
         cause="A library uses instructions that this CPU does not have: it was built for another one.",
-        hint="compare the CPUs of the nodes: lscpu; install a build for this one",
+        hint="compare the CPUs of the nodes: lscpu; install a build for this CPU",
     ),
     "SIGTERM": Meaning(
         cause="Something asked the process to end: its launcher after another worker had failed, a scheduler, or a "
@@ -158,7 +158,7 @@ def address_notes(text: str) -> Iterator[str]:
         )
     for found in _IPV4.finditer(text):
         if found[1] == "169.254":
-            yield f"{found[0]} is a link-local address: the interface got none from DHCP; name another interface."
+            yield f"{found[0]} is a link-local address: the interface got no address from DHCP; name another interface."
         elif found[1] == "172.17":
             yield (
                 f"{found[0]} is an address of docker's own bridge, which no other machine reaches: start the container "

@@ -208,7 +208,7 @@ def read_code(directory: Path, cwd: Path, without: Collection[Path] = ()) -> Cod
     left_out += _list_ignored(root) if listed is not None else []
     if not files:
         raise UsageError(
-            f"{_OPTION} {directory}: it has no file to copy", hint="check whether git ignores it: git status"
+            f"{_OPTION} {directory}: it has no files to copy", hint="check whether git ignores it: git status"
         )
     place = cwd.resolve()
     inside = place.relative_to(root).as_posix() if place.is_relative_to(root) else "."
@@ -240,7 +240,7 @@ def _list_by_git(root: Path, notes: list[Finding]) -> list[str] | None:
         reason = str(error)
     if any((folder / ".git").exists() for folder in (root, *root.parents)):
         raise UsageError(
-            f"{_OPTION} {root}: git cannot say which files it ignores: {reason}", hint=f"git -C {root} status"
+            f"{_OPTION} {root}: git cannot tell which files it ignores: {reason}", hint=f"git -C {root} status"
         )
     return None
 

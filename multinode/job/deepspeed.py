@@ -168,7 +168,7 @@ def fixed_edits(config: DeepSpeedConfig, *, per_device_batch: int, accumulation:
 
     The Trainer refuses to start if the JSON contradicts it; `auto` and absent values need no edit.
 
-    `per_device_batch` are samples per worker and micro-batch, `accumulation` micro-batches per step.
+    `per_device_batch` are samples per worker per micro-batch, `accumulation` micro-batches per step.
     """
     wanted = {
         "train_micro_batch_size_per_gpu": per_device_batch,

@@ -73,7 +73,7 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag="training"):
-    """A training that is configured with the keys of a framework.
+    """A training job that is configured with the keys of a framework.
 
     Attributes:
         framework: the framework's name.
@@ -369,7 +369,7 @@ def _recognise(config: Mapping[str, Any], source: str) -> Framework:
         lack, add = f"no key of {' or '.join(kind.title for kind in close)} besides its model", "add one"
         keys = [f"{kind.title} ({', '.join(sorted(kind.telltales))})" for kind in close]
     else:
-        lack, add = "no model", "add its key"
+        lack, add = "no model", "name it with the key"
         keys = [f"{kind.title} ({kind.model})" for kind in known]
     raise JobError(
         f"{source} is not a training configuration: it has {lack}",

@@ -231,13 +231,13 @@ def load_job(
         JobError: a file is invalid, or there is no JSON to edit.
     """
     if text is None:
-        text = read_text(path, "the job", "give the YAML of a training; your own script goes after --")
+        text = read_text(path, "the job", "give the YAML of a training job; your own script goes after --")
     like = like or TrainingCommand()
     job = parse_training(text, str(path), overrides, like=like)
     if like.framework is None and not job.kind.says_verb:
         command = f"multinode launch -- {job.kind.command(job.kind.verbs[0], str(path))}"
         others = ", ".join(job.kind.verbs[1:])
-        raise JobError(f"{path} does not say what {job.kind.title} trains", hint=f"{command}; or {others}")
+        raise JobError(f"{path} does not specify what {job.kind.title} trains", hint=f"{command}; or {others}")
     local = tuple(named for named in named_paths(job) if exists(Path(named)))
     if like.program:
         words = (word for value in job.config.values() for word in listed(value))
@@ -251,7 +251,7 @@ def load_command(
     """The training of a command, whose keys are in a file, in options, or in both; options win."""
     wrong = next((key for key in parse_flags(like.flags, like.name) if not is_setting(f"{key}=")), None)
     if wrong is not None:
-        raise JobError(f"--{wrong} of {like.name} is not a key", hint="set it in the file")
+        raise JobError(f"--{wrong} of {like.name} is not supported as an option", hint="set it in the file")
     if like.config is None:
         return load_job(Path(like.name), overrides, deepspeed_edits, "", like=like)
     return load_job(Path(like.config), overrides, deepspeed_edits, like=like)

@@ -49,7 +49,7 @@ ADDRESS = OptionMeaning("place", _FIRST)
 PORT = OptionMeaning("place", "set it with --master-port", "master-port")
 RENDEZVOUS = OptionMeaning("place", _STATIC)
 STANDALONE = OptionMeaning("place", "a hostfile with one line is one node")
-HOSTS = OptionMeaning("place", "give the hostfile with --hosts", "hosts")
+HOSTS = OptionMeaning("place", "pass the hostfile with --hosts", "hosts")
 INCLUDE = OptionMeaning("place", "use --nodes N for the first N lines of the hostfile; name GPUs there: node1 gpus=0,1")
 EXCLUDE = OptionMeaning(
     "place",
@@ -63,7 +63,7 @@ PROCESSES = OptionMeaning(
 DEVICES = OptionMeaning("size", "name GPUs in the hostfile: node1 gpus=0,1")
 OWN = OptionMeaning("own")
 RESTARTS = OptionMeaning("own", "use --restarts N", "restarts")
-CONFIG = OptionMeaning("own", "give it with --accelerate-config", "accelerate-config")
+CONFIG = OptionMeaning("own", "pass it with --accelerate-config", "accelerate-config")
 MODULE = OptionMeaning("own", form="module")
 NO_PYTHON = OptionMeaning("own", form="executable")
 USE_ENV = OptionMeaning("own")

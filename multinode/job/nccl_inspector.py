@@ -33,7 +33,7 @@ def inspector_environment(place: Place, env: Mapping[str, str], facts: NodeFacts
             raise UsageError(
                 f"NCCL {nccl} has no Inspector plugin; it needs 2.28 or newer",
                 node=place.node,
-                hint="install a torch with NCCL 2.28 or newer, or remove --nccl-inspector",
+                hint="install a torch build with NCCL 2.28 or newer, or remove --nccl-inspector",
             )
         if given is None and there is None:
             raise UsageError(

@@ -36,7 +36,7 @@ _NO_EFFECT = NOTES.rule(
 _SHARES = NOTES.rule(
     "samples-by-speed",
     about="the samples of each node, distributed by speed",
-    message="samples per step and worker: {shares} ({option}{source})",
+    message="samples per step per worker: {shares} ({option}{source})",
     figures=("shares", "option", "run_id"),
 )
 _RELATIVE_SHARES = NOTES.rule(

@@ -82,7 +82,7 @@ def with_synthetic(job: Job, *, rows: int | None = None) -> TrainingJob:
         JobError: the stage is not supported, cutoff_len is invalid, `--set` sets the data, or `max_steps` is missing.
     """
     if not isinstance(job, TrainingJob) or not job.kind.makes_data:
-        what = f"a {job.kind.title} training" if isinstance(job, TrainingJob) else "a script"
+        what = f"a {job.kind.title} training job" if isinstance(job, TrainingJob) else "a script"
         raise UsageError(
             f"--synthetic generates data for a LLaMA-Factory YAML; this is {what}",
             hint="use the script's own arguments" if what == "a script" else "name a small dataset in the YAML",

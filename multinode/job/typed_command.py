@@ -55,8 +55,10 @@ _PLACE_VARIABLES = frozenset({"FORCE_TORCHRUN", "MIN_NNODES", "MAX_NNODES"})
 _ALL_DEVICES = frozenset({"", "auto", "gpu", "cpu", "xpu"})
 _OF_VARIABLES = {"NNODES": launchers.NODES, "NPROC_PER_NODE": launchers.WORKERS}
 REPLACED = RuleGroup("Parts of a command that multinode replaces")
-_NOHUP = REPLACED.rule("nohup", about="nohup", message="nohup: use --detach to leave the run alone")
-_SETUP = REPLACED.rule("environment", about="conda run, uv run", message="{program}: on the nodes --setup {setup}")
+_NOHUP = REPLACED.rule("nohup", about="nohup", message="nohup: use --detach to run in the background")
+_SETUP = REPLACED.rule(
+    "environment", about="conda run, uv run", message="{program}: replaced by --setup {setup} on the nodes"
+)
 
 
 class Stated(NamedTuple):
@@ -174,7 +176,7 @@ class _Reader:
             del self._words[:2]
             while self._words and self._words[0] in _UV_FLAGS:
                 self._words.pop(0)
-            self._refuse_options(two, "run uv sync on the nodes, then remove its options")
+            self._refuse_options(two, "run uv sync on the nodes, then remove the options of uv run")
             self._take_setup(two, ". .venv/bin/activate")
         else:
             return False
@@ -266,7 +268,7 @@ class _Reader:
         if verb not in kind.verbs:
             raise UsageError(
                 f"{f'{program} {verb}'.strip()} is not started: {launchers.NO_TRAINING}",
-                hint=f"{kind.title} trains with {' or '.join(f'{program} {known}' for known in kind.verbs)}",
+                hint=f"to train with {kind.title}: {', '.join(f'{program} {known}' for known in kind.verbs)}",
             )
         return kind, verb
 

@@ -71,7 +71,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
             return "it is missing"
         if file is None:
             return "its weights are missing" if path == _ANY_WEIGHTS else f"{path}{_owner(path)} is missing"
-        return f"{path}: {file.problem}" if file.problem is not None else f"{path} is of step {self.step}"
+        return f"{path}: {file.problem}" if file.problem is not None else f"{path} is from step {self.step}"
 
 
 def _owner(path: str) -> str:

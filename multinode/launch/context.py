@@ -34,7 +34,7 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to execute a plan.
 
     Attributes:
-        lease_s: how long a node keeps running the job without contact to the controller. None means without limit
+        lease_s: how long a node keeps running the job without contact with the controller. None means without limit
             (detached).
         grace_s: time between SIGTERM and SIGKILL when the run is stopped.
         silence_s: time without a message from a node after which its connection counts as lost. Nodes send one every
@@ -326,8 +326,8 @@ def load_nodes(
     Args:
         hosts: the nodes. Default: $MULTINODE_HOSTS, multinode.toml, or the lab that was started in this directory.
         count: use only the first `count` nodes. Default: all nodes.
-        note: called with texts for the user: the hostfile used if `hosts` is None, the ignored parts of an inventory,
-            and the hostfile written for the nodes of a scheduler.
+        note: called with each message for the user: which hostfile is used if `hosts` is None, which parts of an
+            inventory are ignored, and which hostfile was written for a scheduler's nodes.
 
     Raises:
         UsageError: there is no hostfile, it is invalid, or it has fewer nodes than `count`.

@@ -197,7 +197,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         job, launch = self.with_engine(job, launch)
         if self.given.measures and launch.engine is not None and not launch.engine.kind.ends:
             raise UsageError(
-                "a server does not end by itself, so its runs cannot be compared", hint="use multinode launch"
+                "a server does not exit on its own, so its runs cannot be compared", hint="use multinode launch"
             )
         launch = msgspec.structs.replace(launch, job=job)
         note_unused_variables(launch, self.note)

@@ -135,7 +135,7 @@ def require_success(launched: Launched, context: RunContext) -> None:
     if launched.run.status != "succeeded":
         failure = launched.run.first_failure
         raise RunFailed(
-            failure.message if failure else f"the run ended as {launched.run.status}",
+            failure.message if failure else f"the run ended with status {launched.run.status}",
             node=failure.node if failure else None,
             hint=(failure.hint if failure else None) or f"its logs: {launched.directory}/logs",
             detail=failure.log_tail if failure else "",

@@ -184,7 +184,7 @@ def next_step(
         one_node: the command that starts it on one node; empty if nobody typed one.
     """
     if run.stop_reason == SLOWER_THAN_ONE_NODE:
-        return NextCommand("Next", one_node or "the same training on one node")
+        return NextCommand("Next", one_node or "the same job on one node")
     if run.first_failure is not None:
         return NextCommand("Next", f"multinode logs {run.run_id} --node {shlex.quote(run.first_failure.node)}")
     kind = summary.bottleneck.kind if summary is not None and summary.bottleneck is not None else None

@@ -168,7 +168,7 @@ class ProgressTable:
         if exposed is not None:
             text += f"; exposed communication {exposed:.0%} (of the worker that waited least)"
         if has_tgs:
-            text += f"; TGS: tokens per second and {'GPU' if any(node.gpus for node in progress.nodes) else 'worker'}"
+            text += f"; TGS: tokens per second per {'GPU' if any(node.gpus for node in progress.nodes) else 'worker'}"
         caption = Text(text)
         if progress.note:
             caption.append("\n" + sanitize(progress.note), style="bold")

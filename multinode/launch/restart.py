@@ -41,7 +41,7 @@ class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
         node_wait_s: how long to wait for a node that cannot be reached.
         after_oom: whether to also restart a job that ran out of memory.
         min_nodes: minimum number of nodes to continue with. Default: all nodes.
-        scale_batch: whether to continue with a smaller global batch if no number of accumulation steps keeps its size.
+        scale_batch: whether to continue with a smaller global batch if no number of accumulation steps keeps the original one.
         shard_copies: number of other nodes that receive a copy of the shards of a node after a save.
     """
 
@@ -83,7 +83,7 @@ def why_no_resume(job: Job, engine: Engine | None = None) -> str | None:
         (isinstance(layout, str), str(layout)),
         (config.get("save_only_model"), "save_only_model: true does not save the optimizer state"),
         (config.get("save_strategy") in ("no", False), "save_strategy: no saves no checkpoint"),
-        (not isinstance(config.get("output_dir"), str), "it has no output_dir"),
+        (not isinstance(config.get("output_dir"), str), "the job sets no output_dir"),
     )
     return next((reason for applies, reason in reasons if applies), None)
 
@@ -131,7 +131,7 @@ def why_not_restarted(attempts: Sequence[Attempt], options: RestartOptions) -> s
     last, before = attempts[-1], attempts[-2] if len(attempts) > 1 else None
     failure = last.first_failure
     if last.status not in {"failed", "lost"} or failure is None:
-        return f"it ended as {last.status}"
+        return f"it ended with status {last.status}"
     same = before is not None and before.last_step == last.last_step and _cause(before) == _cause(last)
     # A job that has not worked yet is not to blame for a lost node.
     stepless = failure.kind != "node_lost" and last.last_step <= last.first_step

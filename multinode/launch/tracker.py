@@ -149,7 +149,7 @@ class KeptFiles:
 
     def _say_gone(self, size_bytes: int) -> None:
         if self._sizes.get(_LOG, 0) < self._limits.log_bytes:
-            text = f"{format_size(size_bytes)} of the log are missing: it exceeded --log-limit, or the job truncated it"
+            text = f"{format_size(size_bytes)} of the log is missing: it exceeded --log-limit, or the job truncated it"
             data = f"\nmultinode: {text}\n".encode()
             self._take_log(data)
             self._directory.note_gap(self._place.node_rank, size_bytes - len(data))

@@ -42,7 +42,7 @@ class Averaging(Lever, frozen=True, kw_only=True):
     needs: ClassVar[tuple[Need, ...]] = (
         Need("instrumentation"),
         Need("ddp"),
-        Need("no_loss_scaling", "with fp16 loss scaling, a node whose gradients overflow would skip a step alone"),
+        Need("no_loss_scaling", "with fp16 loss scaling, a node whose gradients overflow would skip a step on its own"),
         Need("optimizer_step", "{found} updates parameters individually, without an optimizer step"),
     )
     excludes: ClassVar[Mapping[str, Exclusion]] = {
@@ -51,7 +51,7 @@ class Averaging(Lever, frozen=True, kw_only=True):
             "use --average local:H:fp16 for the data between nodes",
         )
     }
-    why_no_fewer_nodes: ClassVar[str | None] = "nodes that average train with their own batches"
+    why_no_fewer_nodes: ClassVar[str | None] = "with --average, each node trains on its own batches"
     idle_alone: ClassVar[str | None] = ": its workers average gradients at every step"
 
     every: Annotated[int, Meta(ge=1, le=_MOST_STEPS)]  # optimizer steps per round, H

@@ -30,7 +30,7 @@ class Balance(Lever, frozen=True, kw_only=True):
         Need("mean_loss", "{found} has its own loss, and it is unknown whether that is a mean over samples"),
     )
     excludes: ClassVar[Mapping[str, Exclusion]] = {
-        "averaging": Exclusion(": with {other} nodes do not wait for each other in each step")
+        "averaging": Exclusion(": with {other}, nodes do not wait for each other in every step")
     }
     idle_alone: ClassVar[str | None] = ""
 
@@ -113,7 +113,7 @@ def parse_balance(text: str) -> Balance:
             speed = math.nan
         if not node or node in speeds or not (math.isfinite(speed) and speed > 0):
             raise UsageError(
-                f"--balance {text}: {part.strip()!r} is not NODE=SPEED with a speed above 0, each node once", hint=_FORM
+                f"--balance {text}: {part.strip()!r} is not NODE=SPEED (speed above 0, each node once)", hint=_FORM
             )
         speeds[node] = speed
     return Balance(speeds=speeds)

@@ -73,7 +73,7 @@ class ShardedTraining(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """In a few words."""
-        accumulated = f", {self.accumulation} accumulation steps" if self.accumulation > 1 else ""
+        accumulated = f" and {self.accumulation} accumulation steps" if self.accumulation > 1 else ""
         return f"{self.strategy} with {'LoRA' if self.lora else 'full fine-tuning'}{accumulated}"
 
 
@@ -325,7 +325,7 @@ def worker_memory(
     if foreign is not None or "adamw" not in optimizer:
         return Unknown(f"the memory of training with {foreign or f'optim: {optimizer}'} is unknown")
     if widths is None or samples is None or tokens is None:
-        return Unknown("config.json does not have the model's widths, or the YAML no batch or length")
+        return Unknown("config.json does not have the model's widths, or the YAML has no batch size or sequence length")
     pure, targets = is_true(config.get("pure_bf16")), settings.lora_target or "all"
     return WorkerMemory(
         strategy=training.strategy,

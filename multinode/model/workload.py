@@ -40,7 +40,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag
     stage: str | None = None  # `sft`, `pt`, `dpo`, ..
     dataset: str | None = None  # names, comma-separated; `synthetic` for synthetic data
     strategy: str | None = None  # as configured: `DDP`, `ZeRO-2`, ..
-    per_device_batch: int | None = None  # samples per worker and micro-batch
+    per_device_batch: int | None = None  # samples per worker per micro-batch
     accumulation: int | None = None  # micro-batches per step
     sequence_length: int | None = None  # longest sample in tokens (`cutoff_len`)
     packing: bool | None = None  # whether several samples are packed into one sequence
@@ -175,7 +175,7 @@ PER_DEVICE_BATCH = Setting[int](
     "per_device_batch",
     "batch",
     form="number",
-    about="samples per worker and micro-batch",
+    about="samples per worker per micro-batch",
     line="per-device batch",
     csv="per_device_batch_samples",
     aliases=(

@@ -43,7 +43,7 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
     tcp: bool = True  # whether to measure raw TCP around the ring of nodes, interleaved with the largest messages
     pairs: bool = False  # whether to measure raw TCP between every pair of nodes
     compare: str | None = None  # an earlier nccl-test to compare with: a run id, the beginning of one, or `last`
-    like: TrainingJob | None = None  # a training whose messages to measure instead of those of the test
+    like: TrainingJob | None = None  # a training job whose messages are measured instead of those of the test
     fresh: bool = False  # whether to start again if a tuning run of the same command was interrupted
 
 

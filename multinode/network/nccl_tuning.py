@@ -74,7 +74,7 @@ GAIN = Figure[Estimate](
     "speed-up",
     "95%",
     form="times_interval",
-    about="speed relative to NCCL's defaults, compared in each round",
+    about="speed relative to NCCL's defaults, measured in the same rounds",
     cell=_gain,
 )
 NOT_MEASURED = Figure[str]("reason", "not measured", about="why a setting could not be measured")

@@ -51,24 +51,24 @@ def _change(code: str, about: str, message: str) -> Rule:
     return CHANGES.rule(code, about=about, message=f"{message}; before: {{earlier}}", figures=("before", "now"))
 
 
-_BACKEND = _change("backend", "another backend", "now measured with {value}")
-_WORKERS = _change("workers", "another number of workers", "now measured with {value}")
-_ORDER = _change("order", "another order of the nodes", "the order of the nodes is now {value}")
+_BACKEND = _change("backend", "a different backend", "now measured with {value}")
+_WORKERS = _change("workers", "a different number of workers", "now measured with {value}")
+_ORDER = _change("order", "a different order of the nodes", "the order of the nodes is now {value}")
 _OF_NIC = (
-    _change("link_gbit_per_s", "another rate of a link", "{where} now negotiates {value}"),
-    _change("mtu", "another MTU", "{where} now has an MTU of {value}"),
-    _change("duplex", "another duplex mode", "{where} now runs in {value} duplex"),
-    _change("driver", "another driver of a NIC", "{where} now uses driver {value}"),
+    _change("link_gbit_per_s", "a different link rate", "{where} now negotiates {value}"),
+    _change("mtu", "a different MTU", "{where} now has an MTU of {value}"),
+    _change("duplex", "a different duplex mode", "{where} now runs in {value} duplex"),
+    _change("driver", "a different NIC driver", "{where} now uses driver {value}"),
 )
 _OF_NODE = (
-    _change("ifname", "another data-plane NIC", "{where} now uses {value}"),
-    _change("python", "another Python", "{where} now has Python {value}"),
-    _change("torch", "another torch", "{where} now has torch {value}"),
-    _change("nccl", "another NCCL", "{where} now has NCCL {value}"),
-    _change("cuda", "another CUDA", "{where} now has CUDA {value}"),
+    _change("ifname", "a different data-plane NIC", "{where} now uses {value}"),
+    _change("python", "a different Python version", "{where} now has Python {value}"),
+    _change("torch", "a different torch version", "{where} now has torch {value}"),
+    _change("nccl", "a different NCCL version", "{where} now has NCCL {value}"),
+    _change("cuda", "a different CUDA version", "{where} now has CUDA {value}"),
     _change("gpu", "other GPUs", "{where} now has {value}"),
-    _change("gpu_driver", "another GPU driver", "{where} now has GPU driver {value}"),
-    _change("cores", "another number of cores", "{where} now has {value} cores"),
+    _change("gpu_driver", "a different GPU driver", "{where} now has GPU driver {value}"),
+    _change("cores", "a different number of cores", "{where} now has {value} cores"),
 )
 
 

@@ -300,7 +300,7 @@ ALGBW = Figure[Estimate]("algbw_gb_per_s", "algbw", "GB/s", form="figure", about
 BUSBW = Figure[Estimate](
     "busbw_gb_per_s", "busbw", "GB/s", form="figure", about=("algbw multiplied by the factor of the collective")
 )
-WRONG = Figure[int]("num_wrong", "#wrong", form="digits", about="elements with wrong values on all workers")
+WRONG = Figure[int]("num_wrong", "#wrong", form="digits", about="elements with wrong values, on all workers together")
 P95 = Figure[float](
     "p95_us", "p95", "us", form="hundredths", about=("95th percentile of the times of the slowest worker")
 )

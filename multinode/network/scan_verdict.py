@@ -108,7 +108,7 @@ _OTHER_NICS = VERDICTS.rule(
     message="wrong network: the traffic did not use the data plane's NICs",
 )
 _RAN_ALONE = VERDICTS.rule(
-    "alone", about="processes that each were the only worker of their test", message="no result: {why}"
+    "alone", about="processes that were each the only worker of their test", message="no result: {why}"
 )
 _EMPTY = VERDICTS.rule("empty", about="nothing was measured", message="no result: no size was measured by all workers")
 
@@ -186,8 +186,9 @@ def _raw_text(rule: Rule, seen: ScanEvidence) -> str:
 def _shares(rule: Rule, seen: ScanEvidence, worst: SizeShare, nics: int) -> str:
     parts, link = [], seen.link_gbit_per_s
     if worst.share_of_ceiling is not None:
-        together = f", {nics} NICs together" if nics > 1 else ""
-        rate = f" of {format_link(link)}{together}" if link and rule is not _OK else ""
+        rate = ""
+        if link and rule is not _OK:
+            rate = f" of {nics} NICs together ({format_rate(link)})" if nics > 1 else f" of {format_link(link)}"
         parts.append(f"{worst.share_of_ceiling:.0%} of the {'TCP ' if seen.over_rdma is False else ''}line rate{rate}")
     if worst.share_of_tcp is not None:
         parts.append(f"{worst.share_of_tcp:.0%} of raw TCP")
@@ -234,7 +235,7 @@ def _find_causes(seen: ScanEvidence) -> list[NetworkFinding]:
 
 _BOND = CAUSES.cause(
     "bond",
-    about="a bond, of which few connections fill only one NIC",
+    about="a bond, where a few connections may use only one NIC",
     message="the traffic uses the bond {names}: a bond sends each connection over one of its NICs, so a few "
     "connections may use only one NIC",
     hint="remove the bond and name its NICs for NCCL (hca= in the hostfile, or NCCL_IB_HCA); or keep the bond and use "
@@ -317,8 +318,8 @@ _SLOW_RDMA = CAUSES.cause(
     message="the traffic uses RDMA but is slower than the link: the cause is the port, its switch, or the path from "
     "GPU to NIC",
     hint="run ibstat on each node and ib_write_bw between the nodes; with NCCL_DEBUG=INFO, NCCL's log has GDRDMA if "
-    "it uses GPUDirect, which PCIe access control (ACS) or an IOMMU sends through the CPU: sudo lspci -vvv | grep "
-    "ACSCtl; nvidia-smi topo -m",
+    "it uses GPUDirect; PCIe access control (ACS) or an IOMMU sends such traffic through the CPU: sudo lspci -vvv | "
+    "grep ACSCtl; nvidia-smi topo -m",
 )
 _UNKNOWN_NETWORK = CAUSES.cause(
     "unknown_network",
@@ -451,7 +452,7 @@ _ANOTHER_ALGORITHM = CAUSES.cause(
     about="a speed that a ring cannot reach on this link, but another algorithm can",
     message="a ring would need {share:.0%} of the line rate ({link}), so the backend used something else: its "
     "{algorithm} algorithm, which sends less through a NIC ({other:.0%} of the rate), or more NICs than multinode "
-    "knows",
+    "knows of",
     hint="to find out, allow only rings: multinode nccl-test with --env NCCL_ALGO=Ring",
     figures=(*_BEYOND_FIGURES, "algorithm", "other"),
 )
@@ -553,7 +554,7 @@ def _mixed_mtu(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         yield _MIXED_MTU.found(None, at=tuple(small), each=each, mtu_bytes=most, by_node=small)
 
 
-_FLOW_CAP = "to {cap}: this is the rate at which AWS caps each flow, or the rate of one NIC in a bond"
+_FLOW_CAP = "to {cap}, the rate at which AWS caps each flow, or the rate of one NIC in a bond"
 _LIMITED = {
     code: CAUSES.cause(
         code,

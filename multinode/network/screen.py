@@ -365,15 +365,15 @@ def _curves(report: ScanReport) -> Iterator[tuple[str, str]]:
     sizes = Counter(row.collective for row in report.rows)
     flat = [name for name, count in sizes.items() if count > 1 and name not in grows]
     if flat:
-        larger = "measure larger messages for a bandwidth: --end 256M"
+        larger = "to get a bandwidth, measure larger messages: --end 256M"
         yield "Model", f"{', '.join(flat)}: the time does not grow with the size; {larger}"
 
 
 def _launches(report: ScanReport) -> Iterator[tuple[str, str]]:
     short = [row.size_bytes for row in report.rows if report.timer == "cuda" and row.time_us.value < LAUNCH_US]
     if short:
-        launch = f"launching it from Python does ({LAUNCH_US:.0f} us)"
-        yield "Launches", f"up to {max(short)} B a call takes less time than {launch}: its time is an upper bound"
+        launch = f"launching them from Python ({LAUNCH_US:.0f} us)"
+        yield "Launches", f"calls of up to {max(short)} B take less time than {launch}: their times are upper bounds"
 
 
 def _path(report: ScanReport) -> Iterator[tuple[str, str]]:

@@ -91,7 +91,7 @@ def nccl_tune(
     """
     test = launch.job
     if not isinstance(test, CollectiveTest):
-        raise UsageError("only collectives can be tuned; this is another job")
+        raise UsageError("only collectives can be tuned; this job is not a collective test")
     names = tuple(node.name for node in launch.cluster.nodes)
     facts = {} if test.backend == "gloo" else probe_nodes(launch, context.agent)
     backend = test.backend or common_backend(facts.values())
@@ -255,7 +255,8 @@ class _SettingSeries(Series):
         for setting, cell in zip(settings, others, strict=True):
             turns = min(len(default.values), len(cell.values))
             if cell.failed_runs or turns < _LEAST_ROUNDS:
-                lacking = Unknown(message_of(cell.why) if cell.failed_runs else "it was not measured in two rounds")
+                few = "it was measured in fewer than two rounds"
+                lacking = Unknown(message_of(cell.why) if cell.failed_runs else few)
                 judged.append(msgspec.structs.replace(setting, time_us=lacking, gain=lacking))
             else:
                 judged.append(tuned(setting, default.values[:turns], cell.values[:turns]))

@@ -61,7 +61,7 @@ def tune_warnings(report: TuneReport) -> list[str]:
             f"{measured} measured here: for other messages NCCL's own choice may be faster"
         )
     if ":" in report.winner.get("NCCL_ALGO", ""):
-        texts.append("with a name before its colon, NCCL_ALGO applies to every size of that collective only")
+        texts.append("a collective's name before the colon limits NCCL_ALGO to that collective, at every size")
     return texts
 
 

@@ -70,7 +70,7 @@ class Channel:
         while b"\n" not in self._buffer and not self.closed:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or len(self._buffer) > _REQUEST_MAX_BYTES:
-                raise AgentError("no request on stdin, or one without an end")
+                raise AgentError("no complete request on stdin")
             self._read(left_s)
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line

@@ -335,7 +335,7 @@ def _why_unusable(installed: Installed, kind: Optional[str], gpus: Any) -> Optio
     if kind is None:
         return gpus if isinstance(gpus, Unknown) else Unknown("no device is listed")
     if kind not in _TORCH_CUDA:
-        return Unknown(f"not asked of {kind} devices")
+        return Unknown(f"not queried for {kind} devices")
     if installed.torch_build is None:
         return Unknown("torch is not installed")
     version = installed.cuda_version

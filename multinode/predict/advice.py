@@ -119,7 +119,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     why: tuple[Finding, ...] = ()  # its effects on speed and traffic, and other factors
 
 
-CHANGE = Figure[str]("name", "change", about="change of the training")
+CHANGE = Figure[str]("name", "change", about="change to the training job")
 
 
 class Recommendations(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,7 +161,7 @@ def rank_options(today: TrainingState) -> tuple[RankedOption, ...]:
         given.append(_balanced(today, now))
     except ValueError as error:
         raise UsageError(
-            f"no advice is possible: {error}", hint="use a run with a readable config.json of its model"
+            f"no advice is possible: {error}", hint="use a run whose model has a readable config.json"
         ) from error
     ranked = [option for option in given if option is not None]
     return tuple(

@@ -157,7 +157,7 @@ def show(recommendations: Recommendations, most: int | None = None) -> Iterator[
 def _verdict(recommendations: Recommendations) -> str:
     paying = next((row for row in recommendations.advice if pays(row)), None)
     if paying is None:
-        return "No change is predicted to make this training noticeably faster."
+        return "No change is predicted to make this training job noticeably faster."
     how = "measured" if paying.measured else "predicted"
     if is_one_node(paying):
         today = format_count(recommendations.today.nodes, "node")
@@ -185,7 +185,7 @@ def _beside_one_node(recommendations: Recommendations) -> Iterator[str]:
         beside = row.against_one_node
         if beside is not None and not is_one_node(row) and beside.high > 1 and may_beat_one_node(row):
             is_known = beside.low > 1
-            verdict = "faster" if is_known else "inconclusive whether this is faster"
+            verdict = "faster" if is_known else "it is unclear whether this is faster"
             figure = beside.text("times_in_words")
             yield f"With {row.name}, {recommendations.today.nodes} nodes reach {figure} the speed of 1 node: {verdict}."
             return

@@ -103,7 +103,7 @@ class ResidualQuantile(msgspec.Struct, frozen=True, kw_only=True):
 BACK_TESTS = RuleGroup("Back-test of a forecast")
 _NOT_CHECKED = BACK_TESTS.rule(
     "not-checked",
-    about="there is no measured run that the model did not use",
+    about="no measured run is left to check the model against",
     message="not checked: there is no measured run to compare with",
 )
 _CHECKED = BACK_TESTS.rule(
@@ -144,7 +144,7 @@ def back_test(tested: Sequence[Trial]) -> BackTest:
     covered = sum(trial.is_covered for trial in trials)
     off = f"{abs(worst.error):.1%}"
     if f"{median:.1%}" != off:
-        off = f"{median:.1%} in the median and {off} at worst"
+        off = f"{median:.1%} at the median and {off} at worst"
     return BackTest(
         tested=trials,
         median_error=median,
@@ -160,7 +160,7 @@ def back_test(tested: Sequence[Trial]) -> BackTest:
             median_error=median,
             worst_error=abs(worst.error),
             short=" (this run was slower than its network allows)" if worst.shortfall is not None else "",
-            only="; for other links, rely on the ranges only" if len(_links(trials)) == 1 else "",
+            only="; for other links, rely only on the ranges" if len(_links(trials)) == 1 else "",
         ),
     )
 

@@ -103,12 +103,12 @@ def _reason(code: str, *, about: str, message: str, figures: tuple[str, ...] = (
     return NEEDED.add(NeededRule(code=code, about=about, message=message, figures=figures))
 
 
-_FROM = _reason("from", about="the required link rate", message="from this link rate up")
+_FROM = _reason("from", about="the required link rate", message="at this link rate or higher")
 _ANY = _reason("any", about="any link", message="at any bandwidth")
 _SAME_WORKERS = _reason(
     "same_workers",
-    about="no link rate: one node has as many workers as all nodes",
-    message="never: one node has as many workers, and no network between them",
+    about="no link rate: one node has the same number of workers as all nodes",
+    message="never: one node has the same number of workers, and no network between them",
 )
 _OVERHEAD = _reason(
     "overhead",
@@ -188,14 +188,14 @@ _ADDS = ONE_MORE.add(
     NodeGainRule(
         code="adds",
         about="one more node makes the training faster",
-        message="it adds {share} of the speed of such a node alone",
+        message="it adds {share} of the speed of one such node",
     )
 )
 _MAY_ADD = ONE_MORE.add(
     NodeGainRule(
         code="may_add",
         about="one more node may make the training faster",
-        message="inconclusive: it adds {share} of the speed of such a node alone",
+        message="inconclusive: it adds {share} of the speed of one such node",
     )
 )
 

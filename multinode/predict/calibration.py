@@ -71,7 +71,7 @@ MOST_FIXED = 1 / 3
 _RHO_SIGMA, _COMM_SIGMA = 0.3, 0.05
 
 
-DOUBTS = DoubtRules("Uncertainty of a prediction: what was measured")
+DOUBTS = DoubtRules("Uncertainty of a prediction: the measurements")
 _NO_SINGLE_NODE = DOUBTS.doubt(
     "no-single-node", "compute", about="no measured run on one node", message="no run on one node was measured"
 )

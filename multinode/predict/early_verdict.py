@@ -301,7 +301,9 @@ def judge(directory: RunDirectory) -> Judged:
 def _judged(directory: RunDirectory, record: Record, steps: RunSteps, summary: Summary) -> EarlyVerdict:
     record, averaging = record.having(summary=summary), record.plan.levers.averaging
     if averaging is not None:
-        return _unknown_verdict(steps, f"nodes average {averaging.words}: the first steps do not show its cost")
+        return _unknown_verdict(
+            steps, f"nodes average {averaging.words}: the first steps do not show the cost of averaging"
+        )
     if isinstance(summary.split.exposed_ms, Unknown):
         return _unknown_verdict(steps, f"exposed communication is unknown: {summary.split.exposed_ms.reason}")
     try:

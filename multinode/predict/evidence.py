@@ -172,7 +172,7 @@ class CalibrationInputs(msgspec.Struct, frozen=True, kw_only=True):
         elif many is not None:
             calibration = calibrate_without_single(many, self.work, self.network, share=share)
         else:
-            raise UsageError("no training was named", hint=f"measure one: {CONTRAST}")
+            raise UsageError("no training run was named", hint=f"measure one: {CONTRAST}")
         if not _is_credible(calibration):
             names = " and ".join(record.run_id for record in (single, *several[-1:]) if record is not None)
             raise UsageError(f"the summary of run {names} has implausible step times", hint=_MEASURE_AGAIN)

@@ -51,7 +51,7 @@ class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
         methods: `full` or `lora:RANK`.
         bucket_mib: maximum size of a gradient bucket, in MiB.
         overlaps: whether gradient reduction overlaps with the backward pass.
-        levers: changes of the training itself, such as gradient compression.
+        levers: changes to the training itself, such as gradient compression.
         target: efficiency for which to find the break-even link rate, between 0 and 1.
         link_measured: link rate of the runs and of the nccl-test. Needed only if their NICs did not report it.
         stream: measured TCP rate in Gbit/s. Default: the rate that the nccl-test measured.
@@ -122,7 +122,7 @@ def _lever(name: str, without: str = UNKNOWN) -> Callable[[Row], str]:
 
 SCENARIO_NODES = Figure[int]("nodes", "nodes", form="number", about="number of nodes in the scenario")
 SCENARIO_LINK = Figure[float](
-    "link_gbit_per_s", "link", form="number", about="line rate of a node's NIC, or the use of the network", cell=_link
+    "link_gbit_per_s", "link", form="number", about="line rate of a node's NIC, or how the network is used", cell=_link
 )
 SCENARIO_WORKERS = Figure[int](
     "workers_per_node",
@@ -260,8 +260,8 @@ _TOO_LARGE = LIMITS.rule(
 _MORE_WORKERS = LIMITS.rule(
     "more-workers",
     about="more workers on a node than any run had",
-    message="no run had more than {most} on a node: the exchange and contention between more of them is unmeasured and "
-    "widens the intervals",
+    message="no run had more than {most} on a node: communication and contention between more workers are unmeasured "
+    "and widen the intervals",
     figures=("workers_per_node",),
 )
 

@@ -208,7 +208,7 @@ _ONLY_A_STREAM = DOUBTS.doubt(
 _ONLY_A_RATE = DOUBTS.doubt(
     "only-a-rate",
     "network",
-    about="a network whose link rate alone is known",
+    about="a network for which only the link rate is known",
     message="no collective was measured, and only the link rate is known; {carried}",
 )
 _HELD_OUT_SIZES = DOUBTS.doubt(
@@ -338,7 +338,7 @@ def why_measure(network: NetworkModel) -> str:
     return (
         f"{format_rate(network.link.gbit_per_s)} is nominal, not measured: clouds cap a flow at {low:g} to {high:g} "
         "Gbit/s and advertise the maximum. Measure a stream (iperf3) and give its rate: --stream RATE, or "
-        "payload_gbit_per_s in a file of figures. If the nodes are not in a cloud, set network.cloud: false"
+        "payload_gbit_per_s in a figures file. If the nodes are not in a cloud, set network.cloud: false"
     )
 
 
@@ -435,7 +435,7 @@ def network_of_scan(report: ScanReport, link_gbit_per_s: float | None) -> Networ
     if len(report.nodes) <= 1:
         raise UsageError(
             f"nccl-test {report.run_id} ran on one node, which says nothing about a network",
-            hint="measure on several: multinode nccl-test --hosts H",
+            hint="measure on several nodes: multinode nccl-test --hosts H",
         )
     if link_gbit_per_s is None:
         raise UsageError(

@@ -291,7 +291,7 @@ _OTHER_BATCH = DOUBTS.doubt(
 _FIXED_PART = DOUBTS.doubt(
     "fixed-part",
     "fixed",
-    about="work that occurs once per step, with any batch",
+    about="work that occurs once per step, regardless of the batch size",
     message="up to {most:.0%} of the step time may not depend on the number of samples",
 )
 _MORE_WORKERS = DOUBTS.doubt(
@@ -331,7 +331,7 @@ _ROUNDS = DOUBTS.doubt(
     "rounds",
     "compute",
     about="waits once per round, if nodes synchronize less often",
-    message="the waits of the nodes for each other in each round were not measured",
+    message="the time that nodes wait for each other in each round was not measured",
 )
 _LEVER_COMPUTE = DOUBTS.doubt(
     "lever-compute",
@@ -348,7 +348,7 @@ _MODEL_OFF = DOUBTS.doubt(
 _OWN_WORK = DOUBTS.doubt(
     "own-work",
     "compute",
-    about="own work of the workers that took longer or shorter on several nodes than on one",
+    about="the workers' own work (not communication) was slower or faster on several nodes than on one",
     message="the workers' own work took {times} times as long as on one node; this may be chance",
 )
 _BETWEEN_RUNS = DOUBTS.doubt(
@@ -491,13 +491,13 @@ _RESIDUAL = RESIDUALS.rule(
 )
 _UNEXPLAINED = RESIDUALS.rule(
     "unexplained-communication",
-    about="exposed communication that is longer than by the network data",
+    about="exposed communication that is longer than the network data predict",
     message="{unexplained_ms} of it is exposed communication that the network data do not explain",
     figures=("unexplained_ms",),
 )
 _CALLS_OFF = RESIDUALS.rule(
     "time-of-calls",
-    about="calls that took longer or shorter than by the network data",
+    about="calls that took longer or shorter than the network data predict",
     message="its calls took {calls_factor:.2f} times as long as the network data predict",
     figures=("calls_factor",),
 )

@@ -58,18 +58,18 @@ MISSING = RuleGroup("Assumptions of a prediction: published figures")
 _START_UP = MISSING.rule(
     "start-up",
     about="a mean over all steps, including start-up",
-    message="start-up is part of a mean over {steps} steps: a figure without the first steps, or a second one with a "
-    "different number of gradient accumulation steps, narrows the intervals",
+    message="a mean over {steps} steps includes start-up: to narrow the intervals, add a figure without the first "
+    "steps, or a second one with a different number of gradient accumulation steps",
     figures=("steps",),
 )
 _RATE_ALONE = MISSING.rule(
     "link-rate-alone",
-    about="a network of which only the link rate is known",
+    about="a network for which only the link rate is known",
     message="no collective was measured: only the link rate of the network is known",
 )
 _STREAM_ALONE = MISSING.rule(
     "stream-alone",
-    about="a network of which only the rate of a stream is known",
+    about="a network for which only the rate of a stream is known",
     message="no collective was measured: only the rate of one stream, {rate}, is known",
     figures=("stream_gbit_per_s",),
 )
@@ -393,7 +393,7 @@ def _fixed_ms(points: Sequence[_PublishedPoint]) -> float | None:
     slope = math.fsum((count - mean) * time_ms for count, time_ms in zip(samples, times_ms, strict=True)) / spread
     if slope <= 0:
         raise UsageError(
-            "single_node: steps of more samples took no longer", hint="check per_device_batch and accumulation"
+            "single_node: steps with more samples took no longer", hint="check per_device_batch and accumulation"
         )
     # Rounding and caches may put the line below zero; no step has less than nothing.
     fixed_ms = min(math.fsum(times_ms) / len(times_ms) - slope * mean, *times_ms)
@@ -492,7 +492,7 @@ def _link(network: Network) -> Link:
     link = Link(gbit_per_s=rate, mtu=network.mtu, rdma=rdma)
     if stream is not None and stream > link.goodput_gb_per_s * _ABOVE_ITS_RATE:
         raise UsageError(
-            f"network: a link of {rate:g} Gbit/s with an MTU of {network.mtu} carries "
+            f"network: at {rate:g} Gbit/s with an MTU of {network.mtu}, a link carries "
             f"{format_figure(link.goodput_gb_per_s * _BITS_PER_BYTE)} Gbit/s of payload, not "
             f"{format_figure(stream * _BITS_PER_BYTE)}",
             hint=(

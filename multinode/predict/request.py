@@ -96,7 +96,8 @@ def evidence_of(
     trainings = [record for record in records if record is not None]
     if not trainings:
         raise UsageError(
-            f"nothing can be predicted from {', '.join(names) or 'no run'}: no training or nccl-test is stored in it",
+            f"nothing can be predicted from {', '.join(names) or 'no run'}: no training run or nccl-test is stored "
+            "there",
             hint="list them: multinode runs",
         )
     others = [path for path in stored[-_MOST_OTHERS:] if path not in named]
@@ -166,4 +167,4 @@ def _read_others(paths: Sequence[Path]) -> Iterator[Record]:
 
 def load_published_benchmarks(path: Path) -> PublishedBenchmarks:
     """The figures of a file."""
-    return load_yaml(path, "the file of figures", PublishedBenchmarks, _BENCHMARKS_HINT)
+    return load_yaml(path, "the figures file", PublishedBenchmarks, _BENCHMARKS_HINT)

@@ -135,7 +135,7 @@ _EQUIPMENT = EFFECTS.rule(
 )
 _FREED = EFFECTS.rule("free-nodes", about="fewer nodes", message="the other nodes become available for other work")
 
-REMARKS = RuleGroup("Advice: what the figures of a change do not say")
+REMARKS = RuleGroup("Advice: what the figures of a change do not show")
 _REPEATED = REMARKS.rule(
     "repeated-calls",
     about="accumulation with a strategy that communicates in every micro-batch",
@@ -603,7 +603,7 @@ def _faster_links(state: TrainingState) -> Iterator[TuningOption]:
     faster = [rate for rate in _STANDARD_GBIT_PER_S if rate > link.gbit_per_s * _CLEARLY_FASTER]
     for rate in faster[:_MOST_LINKS]:
         yield TuningOption(
-            name=f"a link of {format_rate(rate)}",
+            name=f"a {format_rate(rate)} link",
             kind="link",
             before=state,
             after=state.with_({"link": _replace(link, gbit_per_s=float(rate))}),

@@ -93,7 +93,7 @@ def parse_method(text: str) -> int | None:
     if text == _FULL:
         return None
     if name != "lora" or not rank.isascii() or not rank.isdigit() or len(rank) > _MOST_DIGITS or not int(rank):
-        raise UsageError(f"{text!r} is not a predictable method", hint="write full, or lora:8")
+        raise UsageError(f"cannot predict the method {text!r}", hint="write full, or lora:8")
     return int(rank)
 
 

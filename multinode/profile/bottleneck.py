@@ -76,10 +76,9 @@ _STRAGGLER = _rule(
 _ALTERNATING = _rule(
     "alternating-stragglers",
     kind="straggler",
-    about="nodes that are late in turn",
-    message=(
-        "waiting for slower workers takes {takes}; different nodes are slow in turn, so no single node is the cause"
-    ),
+    about="nodes that are late at different times",
+    message="waiting for slower workers takes {takes}; different nodes are slow at different times, so no single node "
+    "is the cause",
     figures=_PART_FIGURES,
 )
 _NO_STRAGGLER = _rule(
@@ -93,7 +92,7 @@ _LAUNCH = _rule(
     "launch",
     about="the host launches kernels more slowly than the GPU runs them",
     message="launch-bound: forward and backward take {host} on the host but only {gpu} on the GPU, so the GPU waits "
-    "for the host. The host launches many small kernels, or waits itself (.item())",
+    "for the host. The host launches many small kernels, or blocks, for example in .item()",
 )
 _COMPUTE = _rule(
     "compute",
@@ -174,7 +173,7 @@ def _compute_bound(own_ms: float | None, split: StepSplit, mean: WorkerSplit) ->
     data_ms = or_zero(mean.data_ms)
     if is_bound(split) and data_ms > WORTH * mean.step_ms:
         waited = f"{format_ms(data_ms)} ({data_ms / mean.step_ms:.0%})"
-        unmeasured += f"; the host waited {waited} for batches, while the GPU may have computed"
+        unmeasured += f"; the host waited {waited} for batches, while the GPU may have been computing"
     # FSDP and ZeRO have no counters of their passes, as DDP has.
     unmeasured += _UNTIMED_PASSES if split.device == "cuda" and split.passes is None else ""
     return _NOT_NOTICED.found(None, worth=WORTH, step=format_ms(mean.step_ms), unmeasured=unmeasured)

@@ -64,8 +64,8 @@ _ALL_TO_ALL = _call_rule(
 )
 _PATH = _call_rule(
     "path-of-a-call",
-    "a path that passes through a NIC more than once, or less often than workers send",
-    "the path that {backend} takes through {workers} on {nodes} nodes passes through a NIC {often}",
+    "a path on which data crosses a NIC more than once, or only part of the data does",
+    "the path that {backend} takes through {workers} on {nodes} nodes sends {often} through a NIC",
 )
 
 NIC_COUNTS = RuleGroup("Bytes of a step: expected at NICs and counted by them")
@@ -78,7 +78,7 @@ _OTHER_TRAFFIC = NIC_COUNTS.rule(
 _UNEXPLAINED_TRAFFIC = NIC_COUNTS.rule(
     "unexplained-traffic",
     about="no call sends data between nodes, but a NIC counted as many bytes as a training run sends",
-    message="unexplained: no call that sends data between nodes was recorded, but {ifname} of {node} {verb} {seen} "
+    message="unexplained: no call that sends data between nodes was recorded, but {ifname} on {node} {verb} {seen} "
     "per step. It may be other traffic, or collectives in compiled code, which multinode cannot record.",
     figures=("ifname", "seen_bytes"),
 )
@@ -123,16 +123,16 @@ _OTHER_INTERFACE = NIC_COUNTS.rule(
 _UNEXPLAINED_LACK = NIC_COUNTS.rule(
     "unexplained-lack",
     about="a NIC counted less than expected, and no other NIC carried the rest",
-    message="unexplained: per step, {ifname} of {node} {verb} only {seen} of the expected {expected}, and no other "
+    message="unexplained: per step, {ifname} on {node} {verb} only {seen} of the expected {expected}, and no other "
     "NIC carried the rest. RDMA without counters, or memory shared by nodes on one machine, may have carried "
     "it.{more}",
     figures=_GAP_FIGURES,
 )
-_EXCESS = "{ifname} of {node} {verb} {seen} per step instead of the expected {expected}"
+_EXCESS = "{ifname} on {node} {verb} {seen} per step instead of the expected {expected}"
 _EXCESS_BEFORE = NIC_COUNTS.rule(
     "excess-before",
-    about="a NIC counted more than expected, and was already busy before the training",
-    message=f"{_EXCESS}. Before the training, it already carried about as much additional traffic.{{more}}",
+    about="a NIC counted more than expected, and was already busy before training",
+    message=f"{_EXCESS}. Before training, it already carried about as much additional traffic.{{more}}",
     figures=_GAP_FIGURES,
 )
 _EXCESS_OF_FEW_STEPS = NIC_COUNTS.rule(
@@ -198,7 +198,7 @@ def _judge_share(share: Share, groups: int, carried: float, asked_bytes: float) 
         workers=workers,
         nodes=share.spans,
         backend=share.backend,
-        often="more than once" if carried > asked_bytes else "less often than workers send",
+        often="data more than once" if carried > asked_bytes else "only part of the data",
     )
 
 

@@ -158,7 +158,7 @@ SAMPLE_TABLES = (
         (*STEP, _COUNTED, *_PHASES.values(), *DDP, _DEVICE_WAIT, _LOSS),
         _steps,
     ),
-    SampleTable("network", "the counters of a NIC at one time", (*NIC, *_RATES, _LINK), _network),
+    SampleTable("network", "the counters of one NIC at one point in time", (*NIC, *_RATES, _LINK), _network),
     SampleTable("gpus", "a GPU at one time, as reported by NVML", GPU, _gpus),
     SampleTable("cpu", "the CPUs and memory of a node at one time", (*CPU, *TCP, *CGROUP), _cpu),
     SampleTable(
@@ -169,7 +169,7 @@ SAMPLE_TABLES = (
     ),
     SampleTable(
         "calls",
-        "one kind of call in the steps with this key `traffic`",
+        "one kind of call in the steps with this `traffic` key",
         (RANK, TRAFFIC, *CALL, _BACKEND, _GROUP_RANKS),
         _calls,
     ),

@@ -209,7 +209,7 @@ def _why_untimed(evidence: _Evidence) -> str:
         return "some records of its steps are lost"
     most = max(untimed, key=lambda wait: wait.of_calls - wait.calls)
     return (
-        f"{most.calls} of the {most.of_calls} collectives of step {most.step} of rank {most.rank} were timed; the job "
+        f"only {most.calls} of rank {most.rank}'s {most.of_calls} collectives in step {most.step} were timed; the job "
         f"waits for the others outside Python, or in another step"
     )
 
@@ -224,7 +224,7 @@ def _timed_alone(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]
 
 def _tell_ddp(steps: Sequence[_Step], evidence: _Evidence) -> Sequence[_Step]:
     if not evidence.has("ddp"):
-        raise UnknownError(f"DDP's counters were not recorded, and nothing else shows its reducer; {_TRACE_TELLS}")
+        raise UnknownError(f"DDP's counters were not recorded, and nothing else times its reducer; {_TRACE_TELLS}")
     counted = [_counted_step(step, evidence) for step in steps]
     exposed = _tell(
         counted, lambda worker: evidence.exposed_us("ddp", worker) if worker.ddp else None, evidence.local_us

@@ -31,7 +31,7 @@ class Peers(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         if self.kind == "nodes":
             return format_list(self.names, _MOST_NAMED)
-        return "the other workers of its node" if self.kind == "workers" else "the same device alone"
+        return "the other workers on its node" if self.kind == "workers" else "the same device alone"
 
 
 class LikelyCause(Finding, frozen=True, kw_only=True):

@@ -68,7 +68,9 @@ def view_inspector(observed: Observed) -> InTraining:
     ops = [op for op in ops if total_bytes(op) >= SMALL_BYTES]
     if not ops:
         least = f"{SMALL_BYTES} bytes or more"
-        raise UnknownError(f"NCCL's Inspector recorded no all-reduce of all workers of {least} in the measured steps")
+        raise UnknownError(
+            f"NCCL's Inspector recorded no all-reduce of {least} across all workers in the measured steps"
+        )
     odd = sum(not _agrees(op) for op in ops if op.time_us >= _LEAST_US)
     if odd:
         raise UnknownError(
@@ -160,8 +162,8 @@ _SOURCES = {
     _INSPECTOR: _source(
         "nccl-inspector",
         "busbw from NCCL's Inspector",
-        "calculated from the records of NCCL's Inspector plugin; each operation uses the record of the worker that "
-        "waited least",
+        "calculated from the records of NCCL's Inspector plugin; for each operation, from the record of the worker "
+        "that waited least",
     ),
     "ddp span": _source(
         "ddp-span",
@@ -179,7 +181,7 @@ _SAMPLED = BANDWIDTHS.rule(
 _BESIDE_ALONE = BANDWIDTHS.rule(
     "beside-nccl-test",
     about="comparison with the busbw of an nccl-test",
-    message="this is {share:.0%} of what nccl-test ({run_id}) measured for the same sizes, {alone} GB/s",
+    message="this is {share:.0%} of the busbw that nccl-test ({run_id}) measured for the same sizes, {alone} GB/s",
     figures=("share", "alone_gb_per_s", "run_id"),
 )
 _AS_ASKED = BANDWIDTHS.rule(
@@ -190,7 +192,7 @@ _AS_ASKED = BANDWIDTHS.rule(
 )
 _NOT_AS_ASKED = BANDWIDTHS.rule(
     "bytes-differ",
-    about="NCCL recorded another number of bytes than the calls requested",
+    about="NCCL recorded a different number of bytes than the calls requested",
     message="NCCL recorded {counted} MB per step, but the calls requested {asked} MB",
     figures=("counted_bytes", "asked_bytes"),
 )

@@ -103,7 +103,7 @@ _THROTTLED_FIGURES = ("throttled_share", "peers_throttled_share", "temperature_c
 _HEAT = CAUSES.cause(
     "gpu_heat",
     about="a GPU that is throttled by heat more than its peers",
-    message="heat throttled a GPU of {node} for {throttled_share:.0%} of the time, compared with "
+    message="heat throttled a GPU on {node} for {throttled_share:.0%} of the time, compared with "
     "{peers_throttled_share:.0%} on {they}{degrees}",
     hint=(
         "improve its cooling (fans, dust, adjacent GPUs); to watch it: ssh {node} nvidia-smi -q -d "
@@ -114,7 +114,7 @@ _HEAT = CAUSES.cause(
 _POWER = CAUSES.cause(
     "gpu_power",
     about="a GPU that is throttled by a power limit more than its peers",
-    message="a power limit throttled a GPU of {node} for {throttled_share:.0%} of the time, compared with "
+    message="a power limit throttled a GPU on {node} for {throttled_share:.0%} of the time, compared with "
     "{peers_throttled_share:.0%} on {they}{degrees}",
     hint="compare the power limits: ssh {node} nvidia-smi -q -d POWER,PERFORMANCE",
     figures=_THROTTLED_FIGURES,
@@ -122,7 +122,7 @@ _POWER = CAUSES.cause(
 _CLOCKS = CAUSES.cause(
     "gpu_clocks",
     about="a GPU with lower clocks than its peers",
-    message="GPU {gpu} of {node} ran at {sm_clock_mhz:.0f}{most} MHz, compared with {peers_sm_clock_mhz:.0f} MHz on "
+    message="GPU {gpu} on {node} ran at {sm_clock_mhz:.0f}{most} MHz, compared with {peers_sm_clock_mhz:.0f} MHz on "
     "{they}",
     hint="find out what lowers its clocks: ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE",
     figures=("gpu", "sm_clock_mhz", "sm_clock_max_mhz", "peers_sm_clock_mhz"),
@@ -130,7 +130,7 @@ _CLOCKS = CAUSES.cause(
 _PCIE = CAUSES.cause(
     "pcie",
     about="a GPU with a narrower PCIe link than its peers",
-    message="GPU {gpu} of {node} had a PCIe link of {pcie}, compared with {peers_pcie} on {they}",
+    message="GPU {gpu} on {node} had a PCIe link of {pcie}, compared with {peers_pcie} on {they}",
     hint="reseat the GPU, or use a slot with all lanes; to see its lanes: ssh {node} nvidia-smi "
     "--query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv",
     figures=("gpu", "pcie", "peers_pcie"),

@@ -361,7 +361,7 @@ def _read_node(node: ObservedNode, window: Sequence[dict[int, StepSample]]) -> N
         try:
             rates[name] = carried_in(nic_series.counters, nic_series.span).times(1 / nic_series.steps)
         except UnknownError:
-            reasons[name] = f"{name} was re-created during the training, and its counters restarted at zero"
+            reasons[name] = f"{name} was re-created during training, and its counters restarted at zero"
     if node.ifname is None:
         return NodeNics(node=node.name, ifname=None, carried=_no_name(rates), others=_without(rates, ()))
     rdma = tuple(name for name in rates if is_rdma(name))

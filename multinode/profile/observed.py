@@ -145,7 +145,7 @@ def observe(run_id: str, nodes: Sequence[ObservedNode], recorded: int = 0) -> Ob
     trains twice), earlier records are excluded.
     """
     cut = [_without_earlier(node) for node in nodes]
-    rules = ["an earlier training of the same run is excluded"] if any(was_cut for _, was_cut in cut) else []
+    rules = ["earlier training in the same run is excluded"] if any(was_cut for _, was_cut in cut) else []
     nodes = tuple(node for node, _ in cut)
     steps: dict[int, dict[int, StepSample]] = {}
     for node in nodes:
@@ -186,9 +186,9 @@ def _whole_rounds(
     rounds = [range(before + 1, after + 1) for before, after in itertools.pairwise(sorted(ended))]
     whole = tuple(number for round_steps in rounds if measured.issuperset(round_steps) for number in round_steps)
     if not whole:
-        return (), (), "no whole round was measured after the warm-up"
+        return (), (), "no complete round was measured after the warm-up"
     syncs = tuple(sorted(ended.intersection(whole)))
-    return whole, syncs, f"{len(whole)} steps are {len(syncs)} whole rounds of averaging between nodes"
+    return whole, syncs, f"{len(whole)} steps are {len(syncs)} complete rounds of averaging between nodes"
 
 
 def _without_earlier(node: ObservedNode) -> tuple[ObservedNode, bool]:
@@ -223,7 +223,7 @@ def _without_traced(counted: Sequence[int], nodes: Sequence[ObservedNode], rule:
     last = max(window.disturbed_to or (window.last_step or 0) + 1 for window in windows)
     left = tuple(number for number in counted if not first <= number <= last)
     if not left:
-        return tuple(counted), f"{rule}; all others are steps {first} to {last}, which the profiler slowed"
+        return tuple(counted), f"{rule}; all other steps ({first} to {last}) were slowed by the profiler"
     return left, f"{rule}; steps {first} to {last}, which the profiler slowed, are excluded too"
 
 

@@ -25,7 +25,7 @@ _NO_STEPS = "no step counts"
 _MOST_REASONS = 4
 _IDLE_IS_MUCH = 0.01
 
-COUNTERS = RuleGroup("Bytes of a step: counters of NICs")
+COUNTERS = RuleGroup("Bytes of a step: NIC counters")
 _INTERPOLATED = COUNTERS.rule(
     "interpolated",
     about="counters that were not read at the ends of steps",
@@ -39,9 +39,9 @@ _RDMA = COUNTERS.rule(
 )
 _IDLE = COUNTERS.rule(
     "idle",
-    about="traffic before the training that exceeds 1% of the traffic of a step",
-    message="Before the training, {ifname} of {node} already carried {idle} in the time of a step. The figures "
-    "include such traffic.",
+    about="traffic before training that exceeds 1% of the traffic of a step",
+    message="Before training, {ifname} on {node} already carried {idle} in the time that a step takes. The "
+    "figures include such traffic.",
     figures=("ifname", "idle_bytes"),
 )
 _ONE_NODE = COUNTERS.rule(
@@ -64,7 +64,7 @@ PAYLOAD = Figure[float](
     "collective payload",
     "MB",
     form="megabytes",
-    about="collective payload per step and worker",
+    about="collective payload per step per worker",
     phrase="collective payload per step",
 )
 NIC_TRAFFIC = Figure[float](

@@ -21,8 +21,9 @@ from multinode.stats.unknown import UNMEASURED, Unknown, found, known, or_none, 
 _FOLLOWS = 0.85
 _SOURCES = {
     "ddp": "communication is exposed if DDP's counters show that the backward pass did not overlap it",
-    "device": "communication is exposed while the GPU's compute stream waited for it, by CUDA events",
-    "host": "communication is exposed while the worker was blocked in it",
+    "device": "communication counts as exposed while the GPU's compute stream waits for it, as measured with CUDA "
+    "events",
+    "host": "communication counts as exposed while the worker is blocked in it",
 }
 
 

@@ -94,7 +94,7 @@ def model_of(observed: Observed) -> ModelSample | None:
 def _why_silent(observed: Observed, calls: Mapping[int, WorkerCalls], *, wrapped: bool) -> str:
     sizes = {worker.world_size for worker in observed.of(WorkerSample)}
     if sizes and max(sizes) < observed.world_size:
-        return f"each of several trainings has {max(sizes)} of the {observed.world_size} workers"
+        return f"each of several training jobs has {max(sizes)} of the {observed.world_size} workers"
     if any(worker.odd for worker in calls.values()) or len(calls) < observed.world_size:
         # Unreadable calls may be the communicating ones.
         return ""

@@ -117,7 +117,7 @@ _WITHOUT = {
     for lacks, what in {"gpus": "GPU", "cgroup": "cgroup"}.items()
 }
 _REPORTED = NOTES.rule("reported", about="what a worker or node reports", message="{reason}", figures=("rank",))
-_NO_LENGTH = "only the Trainer reports the number of samples of its dataset, except for a streamed one"
+_NO_LENGTH = "only the Trainer reports the number of samples of its dataset, unless the dataset is streamed"
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="spread"):

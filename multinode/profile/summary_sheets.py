@@ -120,7 +120,7 @@ def _calls_sheet(summary: Summary) -> Sheet:
     rows = tuple(map(_call_row, calls[:_MOST_CALLS]))
     left = len(calls) - len(rows)
     notes = (f"and {left} smaller ones",) if left > 0 else ()
-    return Frame(title="collectives per step and worker", rows=rows, figures=_CALLS).sheet(notes=notes)
+    return Frame(title="collectives per step per worker", rows=rows, figures=_CALLS).sheet(notes=notes)
 
 
 def _call_row(call: SeenCall) -> Row:
@@ -225,7 +225,7 @@ def _bar(row: Row) -> str:
 
 _PART = Figure[str]("part", "part", about="part of a step")
 _PART_TIME = Figure[float]("part_ms", "time", "ms", form="ms", about="time of a part of the step, mean of the workers")
-_OF_STEP = Figure[float]("of_step", "of the step", form="share", about="share of a part in the step time")
+_OF_STEP = Figure[float]("of_step", "of the step", form="share", about="a part's share of the step time")
 _BAR_OF_STEP = Figure[str]("bar", about="the share of the step as a bar", cell=_bar)
 
 
@@ -248,7 +248,7 @@ def _communication(summary: Summary) -> Iterator[tuple[str, ...]]:
 
 def _rounds(rounds: Rounds) -> Iterator[tuple[str, ...]]:
     if rounds.sync_ms is None or rounds.size_bytes is None:
-        yield "rounds", f"no whole round of {rounds.every} steps was measured"
+        yield "rounds", f"no complete round of {rounds.every} steps was measured"
         return
     early = f", {rounds.early} of them early" if rounds.early else ""
     dtype = f" as {rounds.dtype}" if rounds.dtype else ""

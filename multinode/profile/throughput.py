@@ -79,7 +79,7 @@ class _Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 _SAMPLES = _Work(field="samples", meaning="the number of samples per step")
 _TOKENS = _Work(field="tokens", meaning="the number of tokens per step")
-_TOO_LATE = f"a GPU reports its padding a few steps late, which needs more than {_LEAST_LATE_STEPS} measured steps"
+_TOO_LATE = f"a GPU reports its padding a few steps late, so more than {_LEAST_LATE_STEPS} measured steps are needed"
 _EFFECTIVE = _Work(
     field="effective_tokens",
     meaning="the number of tokens without padding",
@@ -342,7 +342,7 @@ TGS = Figure[Estimate](
     "TGS",
     "tokens/s",
     form="figure",
-    about="tokens per second and worker, including padding",
+    about="tokens per second per worker, including padding",
     line="TGS (tokens/s per worker)",
     csv="tgs_tokens_per_s_per_worker",
     aliases=("tokens_per_gpu_per_s",),
@@ -450,8 +450,10 @@ def utilisation_of(
         count = format_count(observed.world_size - sharing, "GPU")
         notes.append(f"{observed.world_size} workers share {count}, which counts once")
     if isinstance(speed.attention_length, Unknown):
-        bound = "upper bound, samples are packed" if work.packing else "lower bound, by the mean length"
-        notes.append(f"attention is a {bound}")
+        bound = (
+            "an upper bound, because samples are packed" if work.packing else "a lower bound, based on the mean length"
+        )
+        notes.append(f"attention is {bound}")
     return msgspec.structs.replace(used, rule="; ".join(notes))
 
 

@@ -113,7 +113,7 @@ class TraceWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that torch.profiler records on some workers."""
 
     steps: int  # number of steps to record
-    after: int = 10  # the step after which the trace starts. If the training is too short, it starts earlier
+    after: int = 10  # the step after which the trace starts. If the run is too short, it starts earlier
     ranks: tuple[int, ...] = ()  # ranks to trace. Default: the first rank of each node
 
 

@@ -454,12 +454,12 @@ def _largest(values: Sequence[float | None]) -> float | None:
 
 NODE_FIGURES: tuple[Figure[float], ...] = (
     Figure("step", about="last finished step of the node's workers"),
-    Figure("total_steps", about="steps of the training"),
+    Figure("total_steps", about="total number of training steps"),
     Figure("step_time_us", about="median step time of the last steps"),
     Figure(
         "samples_per_s", "samples", "(/s)", "tenths", "samples per second of the node's workers, over the last steps"
     ),
-    Figure("tgs", "TGS", form="whole", about="tokens per second and worker, over the last steps"),
+    Figure("tgs", "TGS", form="whole", about="tokens per second per worker, over the last steps"),
     Figure("loss", "loss", form="four_digits", about="last logged loss"),
     Figure(
         "exposed_share", "exposed", "comm", "percent", "exposed communication divided by step time, over the last steps"
@@ -477,6 +477,6 @@ NODE_FIGURES: tuple[Figure[float], ...] = (
     Figure("gpu_memory_gib", "mem", "(GiB)", "tenths", "memory in use on the GPU that uses the most"),
     Figure("gpu_power_w", "power", "(W)", "whole", "mean power draw per GPU"),
     Figure("gpu_temperature_c", "temp", "(C)", "whole", "temperature of the hottest GPU"),
-    Figure("left_s", about="estimated time to the end of the training"),
+    Figure("left_s", about="estimated time to the end of training"),
 )
 """The figures of NodeProgress that are exported; the live table shows those that have a title."""

@@ -14,7 +14,7 @@ TRAFFIC = Figure[int]("traffic", about="key of the step's calls in the table `ca
 STEP: tuple[Figure[Any], ...] = (
     RANK,
     Figure("step", about="optimizer step, counted from 1"),
-    Figure("total_steps", about="steps of the training"),
+    Figure("total_steps", about="total number of training steps"),
     Figure("time_s", about="the node's wall clock at the end of the step"),
     Figure("mono_ns", about="the node's monotonic clock at the end of the step"),
     Figure("step_time_us", about="time since the end of the previous step"),
@@ -72,7 +72,7 @@ GPU: tuple[Figure[Any], ...] = (
     _WALL,
     _CLOCK,
     Figure("index", about="NVML's index of the GPU"),
-    Figure("mig", about="whether MIG divides the GPU"),
+    Figure("mig", about="whether the GPU is partitioned with MIG"),
     Figure(
         "sm_percent", about=("share of time in which a kernel ran, in percent; a waiting NCCL kernel counts as running")
     ),
@@ -98,8 +98,8 @@ COLLECTIVE: tuple[Figure[Any], ...] = (
     Figure("local_rank", about="rank of the worker on its node"),
     Figure("index", about="index of the message in the request"),
     Figure("collective", about="operation, by nccl-tests' name"),
-    Figure("dtype", about="nccl-tests' name of the element type"),
-    Figure("redop", about="nccl-tests' name of the reduction"),
+    Figure("dtype", about="nccl-tests' name for the element type"),
+    Figure("redop", about="nccl-tests' name for the reduction"),
     Figure("size_bytes", about="size of the message, as nccl-tests counts it"),
     Figure("count", about="number of elements, as nccl-tests counts them"),
     Figure("num_wrong", about="number of elements with wrong values"),

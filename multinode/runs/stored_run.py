@@ -33,7 +33,7 @@ _PARTS = {"run", "plan", "summary", "workload", "facts", "cluster", "verdict", "
 class StoredRun:
     """A run on disk. Each part is decoded when it is first used. A missing part is None.
 
-    If a part cannot be decoded, its use raises MultinodeError.
+    If a part cannot be decoded, using it raises MultinodeError.
 
     Args:
         directory: its files.

@@ -337,7 +337,9 @@ def _find(rows: Sequence[CellRow], label: str) -> CellRow:
         )
     if not has_speed(row):
         fast = ", ".join(row.label for row in rows if has_speed(row)) or "none of its rows"
-        raise UsageError(f"row {label!r} has no samples/s for comparison: {row.state}", hint=f"these have: {fast}")
+        raise UsageError(
+            f"row {label!r} has no samples/s for comparison (state: {row.state})", hint=f"these have: {fast}"
+        )
     return row
 
 

@@ -235,7 +235,7 @@ def _require_sense(key: str, values: Sequence[Any]) -> None:
 
 def _parse_values(key: str, written: str) -> tuple[Any, ...]:
     """The items of a YAML flow sequence."""
-    quoted = f"quote a text with a comma or bracket: --grid {key}='\"...\"'"
+    quoted = f"quote a string with a comma or bracket: --grid {key}='\"...\"'"
     try:
         values = parse_yaml(f"[{written}]")
     except YamlError as wrong:

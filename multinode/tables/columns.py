@@ -128,8 +128,8 @@ _COLUMNS = (
     TableColumn(STAGE, "text"),
     TableColumn(STRATEGY, "text"),
     TableColumn(PRECISION, "text"),
-    TableColumn(Figure("fp16", about="true or false; with false, the precision is unknown"), "flag"),
-    TableColumn(Figure("bf16", about="true or false; with false, the precision is unknown"), "flag"),
+    TableColumn(Figure("fp16", about="true or false; if false, the precision is unknown"), "flag"),
+    TableColumn(Figure("bf16", about="true or false; if false, the precision is unknown"), "flag"),
     TableColumn(SEQUENCE_LENGTH, "count"),
     TableColumn(PER_DEVICE_BATCH, "count"),
     TableColumn(ACCUMULATION, "count"),
@@ -144,7 +144,7 @@ _COLUMNS = (
     TableColumn(
         Figure(
             "steps",
-            about="number of steps in the whole training",
+            about="number of steps in the complete training run",
             aliases=("global_step", "optimizer_steps", "total_steps", "num_steps"),
         ),
         "count",
@@ -191,7 +191,7 @@ _COLUMNS = (
     TableColumn(
         WHOLE_TIME,
         "clock",
-        about="time of the whole training: seconds, `3:35:20`, or `28:04` (minutes and seconds)",
+        about="time of the complete training run: seconds, `3:35:20`, or `28:04` (minutes and seconds)",
         written="runtime",
         units={"runtime_min": 60.0, "runtime_h": 3600.0},
         bare=(
@@ -200,8 +200,8 @@ _COLUMNS = (
         ),
     ),
     TableColumn(ENERGY, "measured"),
-    TableColumn(PRICE_PER_HOUR, "price", about="price of all the row's devices"),
-    TableColumn(PRICE_PURCHASE, "price", about="price of all the row's devices"),
+    TableColumn(PRICE_PER_HOUR, "price", about="price of all devices in the row"),
+    TableColumn(PRICE_PURCHASE, "price", about="price of all devices in the row"),
     TableColumn(Figure("price_gpu_per_hour", about="price of one device"), "price"),
     TableColumn(Figure("price_purchase_gpu", about="price of one device"), "price"),
     TableColumn(CURRENCY, "text", about="currency of the row's prices, as one word"),

@@ -261,7 +261,7 @@ class ImportedColumn(NamedTuple):
     def expected(self) -> str:
         """What a cell may hold, for messages."""
         if self.scale is None and self.column.kind != "link":
-            return "a positive number with its unit, as the title has none"
+            return "a positive number with its unit, because the title has none"
         return _EXPECTED[self.column.kind]
 
     def value(self, cell: str) -> Value:

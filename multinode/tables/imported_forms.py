@@ -280,7 +280,7 @@ def _trainer_row(state: Mapping[str, Any]) -> dict[str, Any]:
     ends = [entry for entry in state["log_history"] if isinstance(entry, dict) and _ENDED in entry]
     if not ends:
         raise TableError(
-            f"its training was not finished: no {_ENDED} in log_history", None, "use all_results.json instead"
+            f"the training run did not finish: no {_ENDED} in log_history", None, "use all_results.json instead"
         )
     row = {key: value for key, value in ends[-1].items() if key not in {"step", "epoch"}}
     return row | {key: state[key] for key in ("global_step", "epoch") if key in state}

@@ -50,7 +50,7 @@ from multinode.tables.row_shortfall import with_shortfalls
 _LACKING = RuleGroup("Rows without figures in an imported table")
 _OUT_OF_MEMORY = _LACKING.rule(
     "out-of-memory",
-    about="a row that says so",
+    about="a row that reports running out of memory",
     message="the {memory_of} ran out of memory, according to the table",
 )
 _NO_FIGURES = _LACKING.rule(

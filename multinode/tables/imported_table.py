@@ -249,8 +249,8 @@ class _Titles:
         for cell, column in self._of(cells):
             name = column.column.name
             if name in titles:
-                conflict = f"{_shown(titles[name])} and {_shown(cell.title)} mean the same"
-                raise TableError(conflict, cell.line, "keep one, or ignore the other with --ignore")
+                conflict = f"{_shown(titles[name])} and {_shown(cell.title)} mean the same thing"
+                raise TableError(conflict, cell.line, "remove one of them, or ignore it with --ignore")
             titles[name] = cell.title
             if cell.text.strip():
                 values[name] = _value(cell, column)
@@ -382,7 +382,7 @@ def _value(cell: Cell, column: ImportedColumn) -> Value:
 
 def _other_way(cell: Cell) -> str:
     title = cell.title[:_SHOWN]
-    return f"if the column is another one: --column {title + '=NAME'!r}; to leave it out: --ignore {title!r}"
+    return f"to map it to another column: --column {title + '=NAME'!r}; to leave it out: --ignore {title!r}"
 
 
 def _require_printable(text: str, cell: Cell) -> None:

@@ -28,7 +28,7 @@ class SpeedColumn(NamedTuple):
     @property
     def expected(self) -> str:
         """The values that a cell may hold, for messages."""
-        return "a speed with its unit, such as 12.3 samples/s, as the title has none"
+        return "a speed with its unit, such as 12.3 samples/s, because the title has none"
 
     def column(self, cell: str) -> ImportedColumn:
         """The column of a cell.

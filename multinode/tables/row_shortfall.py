@@ -117,7 +117,7 @@ def _alone(row: CellRow, one_node: Sequence[CellRow]) -> tuple[CellRow, str]:
         if _figure(row, speed) is not None and known:
             return min(known, key=lambda other: (_other_batches(row, other), -_slowness(other, speed))), speed
     workers = format_count(or_none(row.workers_per_node) or 0, "worker")
-    raise ValueError(f"needs a row of one node with {workers} and the same training")
+    raise ValueError(f"needs a row for one node with {workers} and the same training job")
 
 
 def _training(row: CellRow) -> tuple[object, ...]:

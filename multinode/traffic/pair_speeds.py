@@ -228,7 +228,7 @@ _ODD = {
     "node": _odd(
         "node",
         about="a node that is slow in both directions with every peer",
-        message="{node} sends and receives at most {best} with any peer, {measure}",
+        message="a stream between {node} and any peer reaches at most {best} in both directions, {measure}",
         hint="check the cable, switch port and other traffic of {node!s}; run on {node!s}: ip -s link; tc -s qdisc",
     ),
     "sends": _odd(
@@ -304,7 +304,7 @@ class _Field:
         well = [speed for pair, speed in self._speeds.items() if not slow[pair]]
         usual = statistics.median(well) if well else self._dues.get(best, self._usual)
         due = self._dues[best] if self._speeds[best] < self._least_of_due(best) else None
-        measure = f"{format_rate(due)} expected" if due is not None else f"{format_rate(usual)} is usual"
+        measure = f"{format_rate(due)} expected" if due is not None else f"compared with the usual {format_rate(usual)}"
         node, peer = (blame.nodes[0], blame.nodes[-1]) if blame.nodes else (None, "")
         return _ODD[blame.kind].found(
             node if len(blame.nodes) == 1 else None,

@@ -244,7 +244,7 @@ NO_KEY_TAKEN = Refusal(
     catches="sshd does not accept keys",
     message="sshd does not accept keys for user {user!r}; it requires {methods}",
     hint=(
-        "allow keys in its sshd_config (PubkeyAuthentication yes); or log in once; multinode then reuses that "
+        "allow keys in its sshd_config (PubkeyAuthentication yes), or log in once; multinode then reuses that "
         "connection. Set ControlMaster auto, ControlPath ~/.ssh/cm-%C and ControlPersist 8h for the node in "
         "~/.ssh/config, then log in:\n{login} true"
     ),
@@ -314,8 +314,8 @@ SLOW_LOGIN = Refusal(
     catches="a login takes too long (a reverse DNS lookup, LDAP)",
     message="sshd on {where} exchanged keys but did not finish the login in time",
     hint=(
-        "find out what sshd waits for: set UseDNS no in its sshd_config, and check LDAP or other sources of accounts "
-        "and keys"
+        "find out what sshd is waiting for: set UseDNS no in its sshd_config, and check LDAP or other sources of "
+        "accounts and keys"
     ),
 )
 OTHERWISE = Refusal(
@@ -335,24 +335,24 @@ BEYOND_FABRIC = Refusal(
 )
 SWALLOWED = Refusal(
     kind=NodeFailed,
-    catches="a shell exits before it runs a command: `exit` in ~/.bashrc, or another ForceCommand",
+    catches="a shell exits before it runs a command: `exit` in ~/.bashrc, or a ForceCommand",
     message=(
         "the command did not run, because of a start-up script there (~/.bashrc, ~/.ssh/rc, a ForceCommand){printed}"
     ),
     hint=(
-        "this command must print ok immediately. If a start-up script prevents that, let it test for a terminal "
+        "this command must print ok immediately. If a start-up script prevents that, make it test for a terminal "
         "first, for example with [ -t 0 ]:\n{login} echo ok"
     ),
 )
 SILENT = Refusal(
     kind=ContactLost,
-    catches="a shell runs no command in time: ~/.bashrc waits for input or starts another shell, or it hangs",
+    catches="a shell does not run a command in time: ~/.bashrc waits for input or starts another shell, or it hangs",
     message=(
         "sshd opens sessions, but no command ran within {within_s:.0f} s: a start-up script there (~/.bashrc, "
         "~/.ssh/rc, a ForceCommand) prevents it, or the node hangs{printed}"
     ),
     hint=(
-        "this command must print ok immediately. If a start-up script prevents that, let it test for a terminal "
+        "this command must print ok immediately. If a start-up script prevents that, make it test for a terminal "
         "first, for example with [ -t 0 ]:\n{login} echo ok"
     ),
 )

@@ -182,7 +182,7 @@ def read_allocation(environ: Mapping[str, str]) -> tuple[Cluster, str] | None:
         return None
     allocation = _read_job(int(job_id))
     if not allocation.holds_nodes:
-        raise UsageError(f"Slurm job {job_id} is {allocation.state} and holds no nodes", hint=NEW_ALLOCATION)
+        raise UsageError(f"Slurm job {job_id} is in state {allocation.state} and holds no nodes", hint=NEW_ALLOCATION)
     named = environ.get("SLURM_JOB_NODELIST", "")
     addresses = parse_node_addresses(_ask("scontrol", "show", "node", "--oneliner", named)) if named else {}
     return allocation_hostfile(int(job_id), environ, allocation, addresses)

@@ -347,7 +347,7 @@ _UNDECIDED = _VERDICTS.rule(
 )
 _NO_FIGURES = _VERDICTS.rule(
     "no-figures",
-    about="an unchanged training without figures",
+    about="an unchanged training run without figures",
     message="No recommendation: the unchanged training has no figures ({reason}).",
     figures=("reason",),
 )
@@ -358,7 +358,7 @@ _NO_LOSS = _VERDICTS.rule(
 )
 _DIVERGED = _VERDICTS.rule(
     "diverged",
-    about="an unchanged training that diverged",
+    about="an unchanged training run that diverged",
     message="No recommendation: the unchanged training diverged, so there is no target loss.",
 )
 

@@ -50,7 +50,7 @@ def loss_words(tuning: Tuning) -> str:
     if tuning.loss_of == "training":
         return (
             f"logged training loss, averaged over the last part of {samples}; with averaging between "
-            "nodes, the parameters are between two averages"
+            "nodes, from steps between two averages"
         )
     return "not recorded in every run"
 
@@ -206,7 +206,7 @@ AGAINST_ONE_NODE = Figure[Estimate](
     "against",
     "1 node",
     form="times",
-    about="time of one node alone divided by this time, to reach the loss or per sample",
+    about="time of one node alone (to reach the loss, or per sample) divided by this time",
     cell=lambda row: UNKNOWN if row.item.candidate.nodes == 1 else _times(row.item.sooner),
 )
 

@@ -125,12 +125,12 @@ class Tracer:
 
     def _start(self) -> None:
         if self._left is not None and self._left - self._ended < _LEAST_STEPS:
-            raise _NoTrace("the training is too short for a trace: it has %d steps" % self._left)
+            raise _NoTrace("the run is too short for a trace: it has %d steps" % self._left)
         torch = self._torch()
         if not torch.autograd.kineto_available():
             raise _NoTrace("this torch was built without its profiler (Kineto)")
         if torch.autograd._profiler_enabled():  # noqa: SLF001 - a second profiler would silently end the first
-            raise _NoTrace("the training uses its own profiler")
+            raise _NoTrace("the training code uses its own profiler")
         activities = [torch.profiler.ProfilerActivity.CPU]
         cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
         if cuda:
@@ -174,7 +174,7 @@ class Tracer:
 
     def _cede(self) -> None:
         if self._profiler is not None:
-            raise _NoTrace("the training started its own profiler")
+            raise _NoTrace("the training code started its own profiler")
 
     def _export(self) -> None:
         """Stop the profiler, and write the trace while the training continues.
@@ -185,7 +185,7 @@ class Tracer:
         self._restore()
         profiler.stop()
         if self._last is None:
-            raise _NoTrace("the training ended before a complete step was recorded")
+            raise _NoTrace("the run ended before a complete step was recorded")
         self._exporting = threading.Thread(
             target=self._or_no_trace, args=(lambda: self._write(profiler),), name="multinode-trace", daemon=True
         )

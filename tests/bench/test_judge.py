@@ -90,14 +90,14 @@ CAUSES: list[tuple[str, tuple[Sample, ...], str]] = [
     (
         "gpu_heat",
         on_gpu(speeds(0.7), gpu(throttle=("hw_thermal_slowdown",), temperature_c=92)),
-        "heat throttled a GPU of node2",
+        "heat throttled a GPU on node2",
     ),
     (
         "gpu_power",
         on_gpu(speeds(0.7), gpu(throttle=("sw_power_cap",), sm_clock_mhz=900)),
-        "a power limit throttled a GPU of node2",
+        "a power limit throttled a GPU on node2",
     ),
-    ("gpu_clocks", on_gpu(speeds(0.7), gpu(sm_clock_mhz=900)), "GPU 0 of node2 ran at 900 of 1410 MHz, compared with"),
+    ("gpu_clocks", on_gpu(speeds(0.7), gpu(sm_clock_mhz=900)), "GPU 0 on node2 ran at 900 of 1410 MHz, compared with"),
     ("pcie", on_gpu(speeds(bus=0.4), gpu(pcie_width=4)), "PCIe link of gen 4 x4 of gen 4 x16, "),
     ("cpu", on_gpu(speeds(0.7), gpu(), processors(steal=30)), "CPU steal was 30% on node2"),
     ("other_load", on_gpu(speeds(0.7), gpu(), processors(95)), "other processes used 14.2 of node2's 16 cores"),
@@ -125,7 +125,7 @@ def test_a_slow_bus_slows_nothing_else() -> None:
     (slow,) = report(sound, part(1, on_gpu(speeds(bus=0.4), gpu(pcie_gen=3, pcie_width=8)))).slow
     assert slow.ratios == {"alone": {"bus": pytest.approx(0.4, rel=1e-3)}}
     assert slow.text == (
-        "node1 is slow: 40% of the speed of node0 in transfers to the GPU (alone); likely because GPU 0 of node1 had "
+        "node1 is slow: 40% of the speed of node0 in transfers to the GPU (alone); likely because GPU 0 on node1 had "
         "a PCIe link of gen 3 x8 of gen 4 x16, compared with gen 4 x16 of gen 4 x16 on node0"
     )
 
@@ -170,7 +170,7 @@ def test_one_gpu_of_a_node_is_named_and_not_the_node() -> None:
 def test_gpus_of_a_node_that_is_alone_are_held_against_each_other() -> None:
     members = (on_gpu(speeds(0.6 if rank == 3 else 1.0, rank=rank), gpu(rank), rank=rank) for rank in range(4))
     (slow,) = report(part(0, [one for member in members for one in member])).slow
-    assert (slow.rank, str(slow.peers)) == (3, "the other workers of its node")
+    assert (slow.rank, str(slow.peers)) == (3, "the other workers on its node")
 
 
 def test_a_speed_has_the_interval_of_its_repeats_or_of_the_timings_of_one() -> None:
@@ -218,7 +218,7 @@ def test_a_drop_of_all_together_is_told_with_what_differs_from_alone() -> None:
     assert drop.ratio == pytest.approx(0.75, rel=1e-3)
     assert drop.text.startswith(
         "node0 and node1 drop to 75% of the single-worker speed when all workers run at once; likely because "
-        "heat throttled a GPU of"
+        "heat throttled a GPU on"
     )
     assert found.phases == ("alone", "together")
 

@@ -38,7 +38,7 @@ def test_the_verdict_comes_with_its_fix_and_what_else_differs() -> None:
         ("Fix", "compare the power limits: ssh node1 nvidia-smi -q -d POWER,PERFORMANCE"),
     ]
     also = [text for label, text in rows if label == "Also likely"]
-    assert also[0].startswith("GPU 0 of node1 ran at 700 of 1410 MHz")
+    assert also[0].startswith("GPU 0 on node1 ran at 700 of 1410 MHz")
     assert any(text.startswith("node1 has torch 2.1.0") for text in also)
     assert not any(label == "Also likely" for label, _ in labelled_rows(show(slow), details=False))
 

@@ -107,7 +107,7 @@ def test_output_that_comes_faster_than_it_is_shown_is_left_out_and_that_is_said(
         view.show_log(NODES[0], b"last\n")
     first, said, last = capsys.readouterr().err.splitlines()
     assert (first, last) == ("box1 | first", "box1 | last")
-    assert said == "2 MiB of output are not shown here; see multinode logs"
+    assert said == "2 MiB of output is not shown here; see multinode logs"
 
 
 def test_a_table_is_followed_by_what_a_signal_says_and_by_output_and_leaves_no_line_of_itself(

@@ -19,7 +19,7 @@ def test_the_script_is_short_enough_to_be_read() -> None:
         "#SBATCH --gpus-per-node=4\n"
         "#SBATCH -t 1:00:00\n"
         "#SBATCH --signal=B:TERM@70\n"
-        "# The shell becomes the controller, so that Slurm's SIGTERM before the time limit stops the run in order.\n"
+        "# The shell becomes the controller, so that Slurm's SIGTERM before the time limit stops the run cleanly.\n"
         "export MULTINODE_RUNS='/home/me/my runs'\n"
         "exec /venv/bin/python -m multinode launch --hosts auto job.yaml --set 'a=b c'\n"
     )

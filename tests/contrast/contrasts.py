@@ -142,8 +142,8 @@ _FORECAST = Forecast(
         target=0.9,
         one_node_workers=1,
         nothing_exposed=Needed(code="overhead", message=_OVERHEAD),
-        efficient=Needed(value=6.376, low=3.9, code="from", message="from this link rate up"),
-        beats_one=Needed(value=0.7084, low=0.6118, high=0.8391, code="from", message="from this link rate up"),
+        efficient=Needed(value=6.376, low=3.9, code="from", message="at this link rate or higher"),
+        beats_one=Needed(value=0.7084, low=0.6118, high=0.8391, code="from", message="at this link rate or higher"),
         accumulation=Needed(
             value=64,
             code="global_batch",

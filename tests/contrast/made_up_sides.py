@@ -52,7 +52,7 @@ def around(value: float, part: float = 0.01) -> Estimate:
 
 
 def side_of(role: str, samples_per_s: float, nodes: int = 1, workers_per_node: int = 2, **known: Any) -> Side:
-    """A side with two samples per worker and micro-batch; its step time follows unless it is among what is `known`."""
+    """A side with two samples per worker per micro-batch; its step time follows unless it is among what is `known`."""
     settings = known.pop("settings", SETTINGS)
     world_size = nodes * workers_per_node
     batch = None if settings is None else settings.per_device_batch * settings.accumulation * world_size

@@ -78,7 +78,7 @@ def test_two_runs_on_one_node_are_not_told_apart_by_a_network() -> None:
     assert compared.verdict.figures["speedup"] == pytest.approx(0.5)
     assert compared.verdict.message.endswith(": communication inside the node is the bottleneck.")
     text = " ".join(screen_of(show(compared), 160, details=True).split())
-    assert "Exposed communication takes 40 ms more than on run run-baseline" in text
+    assert "Exposed communication takes 40 ms more than in run run-baseline" in text
     assert "etwork" not in text
 
 

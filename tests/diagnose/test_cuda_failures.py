@@ -115,7 +115,7 @@ def test_a_worker_that_leaves_without_a_word_is_told_before_the_lost_connections
     assert first is not None
     assert not first.of_peers
     assert first.cause is not None
-    assert first.cause.startswith("The worker ended itself without raising an exception")
+    assert first.cause.startswith("The worker exited on its own without raising an exception")
     assert first.hint is not None
     assert "os._exit" in first.hint
     # Where the others said nothing of it, nothing of peers is known.

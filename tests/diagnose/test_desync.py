@@ -284,8 +284,10 @@ def test_two_ranks_that_differ_are_both_told_and_neither_is_blamed() -> None:
     failure = first_failure(aborted(8, 8192))
     assert failure is not None
     assert failure.rank is None
-    assert failure.message.startswith("rank 1 called all_reduce of 8192 elements (Float), but rank 0 waits in all_reduce")
-    assert failure.message.endswith("; equally many ranks made each call, so either may be wrong")
+    assert failure.message.startswith(
+        "rank 1 called all_reduce of 8192 elements (Float), but rank 0 waits in all_reduce"
+    )
+    assert failure.message.endswith("; the same number of ranks made each call, so either call may be wrong")
 
 
 def test_another_operation_that_made_gloo_abort_is_the_first_cause() -> None:

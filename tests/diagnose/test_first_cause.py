@@ -667,7 +667,7 @@ def test_a_worker_of_which_an_unmarked_line_may_speak_has_not_left_in_silence(
 ) -> None:
     first = explain([("log", read_log(own + OF_PEERS + EXIT_REPORT.format(code=code)))]).first_failure
     assert first is not None
-    assert first.cause is None or "ended itself" not in first.cause
+    assert first.cause is None or "exited on its own" not in first.cause
     if error_id is not None:
         assert first.error_id == error_id
 

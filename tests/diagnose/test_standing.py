@@ -171,7 +171,7 @@ def test_the_rank_that_others_name_as_late_is_told() -> None:
         said.format(1),
         "[rank7]:[E901 05:20:03.4 ProcessGroupNCCL.cpp:698] [Rank 7] To avoid data inconsistency, we are taking the entire process down.",
     )
-    assert (found.rank, found.message) == (34, "rank 34: its collective timed out first, as rank 5 says")
+    assert (found.rank, found.message) == (34, "rank 34: its collective timed out first, according to rank 5")
 
 
 def test_the_lines_below_an_exception_belong_to_it() -> None:

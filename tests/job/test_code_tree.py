@@ -256,7 +256,7 @@ def test_a_checkout_that_git_cannot_read_is_not_copied_with_its_secrets(folder: 
     (folder / ".git").mkdir()
     write(folder, {"train.py": "1", "ignored": "x"})
     error = error_of(read_code, folder, folder)
-    assert error.message.startswith(f"--copy-code {folder}: git cannot say which files it ignores: fatal: ")
+    assert error.message.startswith(f"--copy-code {folder}: git cannot tell which files it ignores: fatal: ")
     assert error.hint == f"git -C {folder} status"
 
 

@@ -323,7 +323,7 @@ def test_faster_nodes_get_more_samples_and_the_plan_says_how_many() -> None:
     plan = plan_launch(TWO_4090, job, FACTS, "r", LaunchOptions(levers=Levers(balance=BALANCE)))
     assert plan.levers.balance == BALANCE
     assert plan.notes[-1].message == (
-        "samples per step and worker: box1 10, box2 6 (--balance box1=5,box2=3, as measured in run r0)"
+        "samples per step per worker: box1 10, box2 6 (--balance box1=5,box2=3, as measured in run r0)"
     )
     for node in plan.nodes:
         told = json.loads(node.command.env["MULTINODE_BALANCE"])

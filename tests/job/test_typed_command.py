@@ -98,10 +98,11 @@ def test_the_path_of_a_launcher_names_the_interpreter(text: str, python: str | N
 def test_variables_in_front_are_the_jobs() -> None:
     command = read("env A=1 nohup time NCCL_DEBUG=WARN OMP_NUM_THREADS='' torchrun t.py")
     assert command.env == {"A": "1", "NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": ""}
-    assert [note.message for note in command.notes] == ["nohup: use --detach to leave the run alone"]
+    assert [note.message for note in command.notes] == ["nohup: use --detach to run in the background"]
     conda = read("conda run -n 'my env' --no-capture-output python t.py")
     assert conda.setup == "conda activate 'my env'"
-    assert [note.message for note in conda.notes] == [f"conda run: on the nodes --setup {shlex.quote(conda.setup)}"]
+    replaced = f"conda run: replaced by --setup {shlex.quote(conda.setup)} on the nodes"
+    assert [note.message for note in conda.notes] == [replaced]
     assert read("uv run --frozen torchrun t.py").setup == ". .venv/bin/activate"
 
 

@@ -43,7 +43,7 @@ while time.monotonic() - began < seconds:
 print(f"the end after {{count}} lines")
 """
 _WHOLE = re.compile(rf"^line (\d{{10}}) \.{{{_LINE_BYTES - 17}}}$", re.MULTILINE)
-_GONE = re.compile(r"\nmultinode: .* of the log are missing: .*\n")
+_GONE = re.compile(r"\nmultinode: .* of the log is missing: .*\n")
 _END = re.compile(r"^the end after (\d+) lines$", re.MULTILINE)
 
 

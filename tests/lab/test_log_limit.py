@@ -75,11 +75,11 @@ def test_a_log_stays_within_its_limit_and_whoever_comes_later_hears_what_is_gone
         assert log.startswith("part 0 line 0 ")
         assert log.endswith("the end\n")
         assert {f"reason {part}" for part in range(24)} <= set(re.findall(r"reason \d+", log))
-        gone = re.findall(r"^multinode: .* of the log are missing", log, re.MULTILINE)
+        gone = re.findall(r"^multinode: .* of the log is missing", log, re.MULTILINE)
         assert gone, "it says so"
         assert "\0" not in log
     shown = command.run("logs", run_id, "--rank", "0").stdout
-    assert "of the log are missing: it exceeded --log-limit" in shown
+    assert "of the log is missing: it exceeded --log-limit" in shown
 
 
 @pytest.mark.usefixtures("lab")

@@ -10,7 +10,7 @@ from multinode.lab.state import Lab
 from tests.lab.log_soak import account_of, soak
 
 LINES = "".join(f"line {number:010d} ".ljust(99, ".") + "\n" for number in range(200)) + "the end after 200 lines\n"
-GONE = "\nmultinode: 1.953 KiB of the log are missing: it exceeded --log-limit, or the job truncated it\n"
+GONE = "\nmultinode: 1.953 KiB of the log is missing: it exceeded --log-limit, or the job truncated it\n"
 
 
 @pytest.mark.lab

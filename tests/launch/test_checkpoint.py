@@ -42,8 +42,8 @@ def checkpoint(*names: str, without: str = "", damaged: dict[str, str] | None = 
         (checkpoint(), (1, 2), 4, "rng_state_2.pth is missing"),
         (checkpoint(), (0,), 1, "rng_state.pth is missing"),
         (checkpoint("rng_state.pth"), (0,), 1, None),
-        (checkpoint(step=19), (1,), 2, "trainer_state.json is of step 19"),
-        (checkpoint(step=None), (1,), 2, "trainer_state.json is of step None"),
+        (checkpoint(step=19), (1,), 2, "trainer_state.json is from step 19"),
+        (checkpoint(step=None), (1,), 2, "trainer_state.json is from step None"),
         (checkpoint(without="adapter_model.safetensors"), (1,), 2, "its weights are missing"),
         (checkpoint("pytorch_model.bin", without="adapter_model.safetensors"), (1,), 2, None),
         # What a mixed precision keeps is not always there; where it is, it is read.

@@ -68,8 +68,8 @@ def failure(**changed: Any) -> Failure:
         ([attempt(failure=failure(kind="out_of_memory"))], "it ran out of memory and would do so again"),
         ([attempt(failure=failure(kind="out_of_gpu_memory"))], "it ran out of memory and would do so again"),
         ([attempt(failure=failure(exit_code=78))], "exit code 78 means that a restart would not help"),
-        ([attempt(status="stopped", failure=None)], "it ended as stopped"),
-        ([attempt(status="succeeded", failure=None)], "it ended as succeeded"),
+        ([attempt(status="stopped", failure=None)], "it ended with status stopped"),
+        ([attempt(status="succeeded", failure=None)], "it ended with status succeeded"),
     ],
 )
 def test_which_failures_are_restarted(attempts: list[Attempt], reason: str | None) -> None:

@@ -216,7 +216,7 @@ def test_what_is_gone_on_the_node_is_said_in_its_place_and_counts_for_whoever_go
         at += length
         # By a controller that follows it from here on.
         assert directory.offsets(1) == {"log": at}
-    said = "of the log are missing: it exceeded --log-limit, or the job truncated it"
+    said = "of the log is missing: it exceeded --log-limit, or the job truncated it"
     log = directory.log_path(1).read_text()
     assert log == f"begins\n\nmultinode: 3 GiB {said}\nTraceback\n\nmultinode: 5 B {said}\nends\n"
     assert directory.offsets(0) == directory.sizes(0) == {}

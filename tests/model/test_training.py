@@ -20,7 +20,7 @@ def test_an_adapter_under_ddp_travels_as_fp32_and_under_deepspeed_in_the_half_ty
     assert (ddp.load.trainable, ddp.load.gradient_bytes) == (20_971_520, 4)
     zero = read_training(training_job(LORA | {"bf16": True, "gradient_accumulation_steps": 8}, stage=2), LLAMA_3_8B)
     assert (zero.strategy, zero.load.gradient_bytes) == (Strategy.ZERO2, 2)
-    assert zero.name == "ZeRO-2 with LoRA, 8 accumulation steps"
+    assert zero.name == "ZeRO-2 with LoRA and 8 accumulation steps"
 
 
 def test_full_fine_tuning_trains_every_parameter() -> None:

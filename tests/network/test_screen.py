@@ -46,7 +46,7 @@ def test_the_screen(golden: Golden, name: str, found: ScanReport, *, details: bo
 def test_times_of_a_launch_are_marked_on_a_gpu() -> None:
     short = msgspec.structs.replace(WELL.rows[0], time_us=exactly(12.0))
     fast = msgspec.structs.replace(WELL, rows=(short, *WELL.rows[1:]))
-    line = "launches: up to 4096 B a call takes less time than "
+    line = "launches: calls of up to 4096 B take less time than "
     said = {
         timer: [one for one in scan_lines(msgspec.structs.replace(fast, timer=timer)) if one.startswith(line)]
         for timer in ("cuda", "clock")

@@ -108,7 +108,7 @@ def test_why_a_change_pays_or_not(golden: Golden) -> None:
     today, sharded = advise(state()), advise(zero3)
     cases = {
         "gradients in fp16": named(today, "gradients in fp16"),
-        "a faster link": named(today, "a link of 10 Gbit/s"),
+        "a faster link": named(today, "a 10 Gbit/s link"),
         "accumulation under ZeRO-2": named(advise(state(Strategy.ZERO2)), "gradient accumulation 4"),
         "accumulation under ZeRO-3": named(sharded, "gradient accumulation 4"),
         "a strategy that fits": named(sharded, "DDP instead of ZeRO-3"),
@@ -226,7 +226,7 @@ def test_one_node_that_is_faster_comes_before_all_that_is_not_certain_to_beat_it
 def test_a_gain_over_what_was_measured_is_no_wider_than_its_prediction() -> None:
     today = state()
     rate = today.outlook().samples_per_s.value
-    one = named(advise(changed(today, measured_samples_per_s=rate)), "a link of 10 Gbit/s")
+    one = named(advise(changed(today, measured_samples_per_s=rate)), "a 10 Gbit/s link")
     low, high = one.outlook.samples_per_s.bounds
     assert low / rate <= one.gain.low + 1e-9
     assert one.gain.high <= high / rate + 1e-9
@@ -470,7 +470,7 @@ def test_lora_is_another_training() -> None:
 
 def test_a_faster_link_tells_what_to_buy_and_from_where_it_is_worth_it() -> None:
     advice = advise(state())
-    ten = named(advice, "a link of 10 Gbit/s")
+    ten = named(advice, "a 10 Gbit/s link")
     assert ten.change is None
     assert ten.command == "NICs and a switch with 10 Gbit/s instead of 100 Mbit/s"
     assert figures(ten)["break-even"]["break_even_gbit_per_s"] == pytest.approx(1.1, abs=0.05)

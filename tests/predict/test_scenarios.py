@@ -162,8 +162,8 @@ def test_a_larger_batch_and_more_workers_give_more_samples() -> None:
         (ForecastRequest(per_device_batches=(0.0,)), "--batch 0"),
         (ForecastRequest(accumulations=(0,)), "--accumulation 0"),
         (ForecastRequest(bucket_mib=(-1.0,)), "--bucket-mib -1"),
-        (ForecastRequest(methods=("dora",)), "'dora' is not a predictable method"),
-        (ForecastRequest(methods=("lora:0",)), "'lora:0' is not a predictable method"),
+        (ForecastRequest(methods=("dora",)), "cannot predict the method 'dora'"),
+        (ForecastRequest(methods=("lora:0",)), "cannot predict the method 'lora:0'"),
         (ForecastRequest(levers=compressions("int8")), "--grad-compress int8"),
         (ForecastRequest(target=1.0), "--target 1"),
         (ForecastRequest(links=tuple(range(1, 200)), nodes=tuple(range(2, 200))), "scenarios exceed the limit"),
@@ -212,7 +212,7 @@ def test_more_workers_on_a_node_than_were_measured_are_doubted_and_that_is_said(
     assert one[1, 8] > 1.3 * one[1, 1]
     assert one[2, 8] > one[2, 1]
     (note,) = [note for note in found.notes if note.code == "more-workers"]
-    assert note.message.startswith("no run had more than 1 worker on a node: the exchange and contention")
+    assert note.message.startswith("no run had more than 1 worker on a node: communication and contention")
     assert note.figures == {"workers_per_node": 1}
     # Eight that were measured need no such words, nor does one of them alone.
     assert not any(note.code == "more-workers" for note in eight.notes)

@@ -136,13 +136,13 @@ def ops_of(samples: list[Sample]) -> list[NcclOpSample]:
 @pytest.mark.parametrize(
     ("ops", "why"),
     [
-        ([], "recorded no all-reduce of all workers"),
+        ([], "recorded no all-reduce of 1024 bytes"),
         (on_all_ranks()[:3], "recorded no all-reduce on all workers"),
         # Before the measured steps, and of a part of the workers.
-        (on_all_ranks(written_s=END_S - 9), "recorded no all-reduce of all workers"),
-        (on_all_ranks(comm_ranks=4), "recorded no all-reduce of all workers"),
-        (on_all_ranks(size_bytes=4), "recorded no all-reduce of all workers of 1024 bytes"),
-        ([sample_of(REDUCE_SCATTER)], "recorded no all-reduce of all workers"),
+        (on_all_ranks(written_s=END_S - 9), "recorded no all-reduce of 1024 bytes"),
+        (on_all_ranks(comm_ranks=4), "recorded no all-reduce of 1024 bytes"),
+        (on_all_ranks(size_bytes=4), "recorded no all-reduce of 1024 bytes or more across all workers"),
+        ([sample_of(REDUCE_SCATTER)], "recorded no all-reduce of 1024 bytes"),
         ([msgspec.structs.replace(OP, busbw_gb_per_s=277.2)], "reports a bandwidth for 1 operations"),
     ],
 )

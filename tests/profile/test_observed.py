@@ -40,7 +40,7 @@ def test_where_the_profiler_slowed_all_they_all_count_and_that_is_said() -> None
     window = TraceSample(rank=0, first_step=3, last_step=9, file="rank-0.json.gz")
     found = of_two([*(step(0, n) for n in range(1, 11)), window], [step(1, n) for n in range(1, 11)])
     assert found.counted == tuple(range(4, 11))
-    assert "all others are steps 2 to 10, which the profiler slowed" in found.rule
+    assert "all other steps (2 to 10) were slowed by the profiler" in found.rule
 
 
 def test_a_window_that_failed_slows_nothing() -> None:
@@ -61,7 +61,7 @@ def test_of_a_worker_that_began_anew_only_the_last_training_is_looked_at() -> No
     assert {found.steps[n][0].mono_ns for n in found.steps} == set(range(101, 121))
     assert found.of(ModelSample) == [model]
     assert found.of(LossSample) == []
-    assert "an earlier training" in found.rule
+    assert "earlier training in the same run" in found.rule
 
 
 def test_steps_that_were_too_many_to_look_at_are_counted_and_told() -> None:

@@ -81,13 +81,13 @@ def test_the_measured_steps_are_whole_rounds(steps: int, every: int, counted: tu
     found = seen(steps, every)
     assert (found.counted[0], found.counted[-1]) == counted
     assert len(found.syncs) * every == len(found.counted)
-    assert f"{len(found.syncs)} whole rounds" in found.rule
+    assert f"{len(found.syncs)} complete rounds" in found.rule
 
 
 def test_a_training_without_a_whole_round_has_no_figures() -> None:
     found = summarise(seen(20, 16))
     assert isinstance(found.samples_per_s, Unknown)
-    assert "no whole round was measured" in found.rule
+    assert "no complete round was measured" in found.rule
     assert found.strategy == "local SGD: DDP inside each node, 2 nodes averaged every 16 steps"
     assert found.rounds is not None
     assert (found.rounds.every, found.rounds.rounds, found.rounds.sync_ms) == (16, 0, None)

@@ -50,7 +50,7 @@ def test_a_nic_that_came_anew_in_the_window_gives_no_figure() -> None:
         return see(observed)
 
     anew = spoilt(lambda one: NicBytes(tx_bytes=one.step % 10 * S, rx_bytes=one.step * S))
-    assert "was re-created during the" in reasons(anew.bytes_per_step)["nic"]
+    assert "was re-created during training" in reasons(anew.bytes_per_step)["nic"]
     still = spoilt(lambda one: NicBytes(tx_bytes=one.step * S, rx_bytes=0, tx_packets=one.step * S))
     assert still.bytes_per_step.nic == 0
 

@@ -164,7 +164,7 @@ def test_nodes_of_which_each_counts_itself_the_whole_world_train_alone() -> None
         return ObservedNode(name=f"node-{index}", node_rank=index, ranks=(index,), samples=samples)
 
     observed = observe("r1", [node(0), node(1)])
-    assert recognise(observed) == "no communication: each of several trainings has 1 of the 2 workers"
+    assert recognise(observed) == "no communication: each of several training jobs has 1 of the 2 workers"
 
 
 def test_silence_of_a_worker_that_recorded_nothing_proves_nothing() -> None:

@@ -199,7 +199,7 @@ def test_what_is_no_yaml_is_refused(text: str) -> None:
     """The words are the parser's."""
     error = error_of(parse_axes, [text])
     assert error.message.startswith(f"--grid {text} is not a list of YAML values: ")
-    assert error.hint == "quote a text with a comma or bracket: --grid b='\"...\"'"
+    assert error.hint == "quote a string with a comma or bracket: --grid b='\"...\"'"
 
 
 @given(VALUES)

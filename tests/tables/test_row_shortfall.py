@@ -104,7 +104,7 @@ def test_without_a_link_nothing_is_said() -> None:
     "change", [("H100,1,8", "A100,1,8"), ("llama,7B,H100,1", "qwen,7B,H100,1"), ("H100,1,8", "H100,1,4")]
 )
 def test_a_row_of_one_node_that_trains_otherwise_is_no_measure(change: tuple[str, str]) -> None:
-    assert words(rows(RDMA.replace(*change))[2]) == "needs a row of one node with 8 workers and the same training"
+    assert words(rows(RDMA.replace(*change))[2]) == "needs a row for one node with 8 workers and the same training job"
 
 
 def test_of_several_rows_of_one_node_the_nearest_batch_counts_then_the_slowest() -> None:

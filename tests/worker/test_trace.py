@@ -204,10 +204,10 @@ def test_a_training_that_dies_in_the_window_gives_them_too(traced: Traced) -> No
 
 
 FAILING = {
-    "ended too early": (TORCH + "train(3)", "the training ended before a complete step was recorded"),
+    "ended too early": (TORCH + "train(3)", "the run ended before a complete step was recorded"),
     "too short": (
         "from transformers.trainer import Trainer\nimport torch\nTrainer().train(steps, 0, 2)",
-        "the training is too short for a trace: it has 2 steps",
+        "the run is too short for a trace: it has 2 steps",
     ),
     "no torch": ("for _ in range(9): steps.step('optimizer')", "torch was not imported"),
     "no Kineto": (
@@ -216,13 +216,13 @@ FAILING = {
     ),
     "profiles itself": (
         TORCH + "with torch.profiler.profile() as own: train(9)\nassert own.events()",
-        "the training uses its own profiler",
+        "the training code uses its own profiler",
     ),
     "starts to profile itself": (
         TORCH + "train(4)\nwith torch.profiler.profile() as own: train(4)\n"
         "assert sum(event.name == 'aten::linear' for event in own.events()) == 4\n"
         "assert not torch.autograd._profiler_enabled()",
-        "the training started its own profiler",
+        "the training code started its own profiler",
     ),
     "cannot write": (
         TORCH + "open(os.path.join(os.environ['MULTINODE_RUN_DIR'], 'traces'), 'w').close()\ntrain(9)",

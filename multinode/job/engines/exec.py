@@ -16,7 +16,7 @@ class _Exec(EngineKind):
         if not isinstance(job, TrainingJob):
             return None
         return UsageError(
-            f"the exec engine runs a program; this is a {job.kind.title} training",
+            f"the exec engine runs a program; this is a {job.kind.title} training job",
             hint="remove --engine, or put the program after --",
         )
 

@@ -23,7 +23,7 @@ class _LlamaFactory(EngineKind):
     def why_not(self, job: Job) -> UsageError | None:
         if isinstance(job, TrainingJob) and job.kind.engine == _PACKAGE:
             return None
-        what = f"a {job.kind.title} training" if isinstance(job, TrainingJob) else "a script"
+        what = f"a {job.kind.title} training job" if isinstance(job, TrainingJob) else "a script"
         return UsageError(
             f"the llamafactory engine needs a LLaMA-Factory YAML; this is {what}",
             hint="use multinode launch train.yaml, or another --engine",

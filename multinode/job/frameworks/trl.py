@@ -90,7 +90,7 @@ class _Trl(Framework):
         if not paths:
             raise UsageError(
                 f"accelerate_config: {named} is a file of TRL, which is not installed here",
-                hint="copy it from a node (trl/accelerate_configs) and give it with --accelerate-config FILE",
+                hint="copy it from a node (trl/accelerate_configs) and pass it with --accelerate-config FILE",
             )
         return paths[0]
 

@@ -52,7 +52,7 @@ def find_device(torch: Any, *, kind: Optional[str], need: str) -> Any:
     module = getattr(torch, kind)
     seen, local_rank = module.device_count(), int(os.environ["LOCAL_RANK"])
     if local_rank >= seen:
-        raise RuntimeError(f"{need}: worker {local_rank} here, {seen} GPUs seen")
+        raise RuntimeError(f"{need}: worker {local_rank} sees {seen} GPUs")
     device = torch.device(kind, local_rank)
     module.set_device(device)
     return device

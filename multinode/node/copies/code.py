@@ -49,7 +49,7 @@ def run(request: Record, channel: Channel) -> None:
         while not pieces and not channel.closed and time.monotonic() < heard + _PATIENCE_S:
             pieces.extend(base64.b64decode(json.loads(line)["data"]) for line in channel.lines(_PATIENCE_S))
         if not pieces:
-            raise AgentError("the controller disconnected while files were sent")
+            raise AgentError("the controller disconnected while files were being sent")
         return pieces.pop(0)
 
     try:
@@ -67,7 +67,7 @@ def _receive(peer: Wire, place: str) -> None:
         for block, digest, view, _ in receive_blocks(peer, target, lambda: buffer):
             target.write(block, digest, view)
         if not all(target.has):
-            raise PeerError("it sent less data than it has")
+            raise PeerError("it did not send all of its data")
         target.finish(delete=False)
     peer.send(wire.COPIED)
     forget(time.time() - _UNUSED_S)
@@ -194,5 +194,5 @@ def _is_made(place: str, digest: str) -> bool:
     """Whether the run's tree is complete; raises AgentError if it holds other code."""
     manifest: Optional[Record] = read_tree_manifest(place)
     if manifest is not None and manifest["digest"] != digest:
-        raise AgentError(f"{place} holds different code from this run's", hint=f"rm -r {place}")
+        raise AgentError(f"{place} holds code that differs from this run's", hint=f"rm -r {place}")
     return manifest is not None

@@ -311,7 +311,7 @@ class Session:
         full.put(None)
         self._await(lambda: self._has_kept)
         if not all(target.has):
-            raise PeerError("it sent less data than it has")
+            raise PeerError("it did not send all of its data")
 
     def _take(self, queued: queue.Queue[Any], peer: Wire) -> Any:
         """Wait for the next item of a queue; the peer gets pings meanwhile."""

@@ -169,7 +169,7 @@ def fetch(request: Record, channel: Channel) -> None:
     missing = [path for path, start in starts.items() if not os.path.isfile(start) and not os.path.isdir(start)]
     files = [file for path, start in starts.items() if path not in missing for file in _find(start)]
     if len(files) > _MOST_FILES:
-        raise AgentError(f"more than {_MOST_FILES} files were asked for", hint="name the directory that matters")
+        raise AgentError(f"more than {_MOST_FILES} files were requested", hint="name the directory that matters")
     listed: list[Record] = [{"name": name, "size_bytes": os.stat(path).st_size} for name, path in files]
     channel.emit({"kind": "files", "files": listed})
     for number, (_, path) in enumerate(files):

@@ -32,7 +32,7 @@ VARIABLE = "MULTINODE_BALANCE"
 """Environment variable with the fields of BalanceSettings in JSON."""
 
 _MOST_WORDS = 500
-_NO_LOADER = "no DataLoader with a DistributedSampler or of accelerate was read before the first backward pass"
+_NO_LOADER = "no DataLoader with a DistributedSampler or from accelerate was read before the first backward pass"
 _ELSEWHERE = "another worker cannot be balanced; its log says why"
 
 
@@ -257,7 +257,7 @@ class BatchBalance:
             raise self.refusal(self._why_no_weight)
         elif means != expected[together]:
             # The other workers would wait in an all-reduce that this one does not call.
-            message = "losses are called %d times, but were called %d times in the first step"
+            message = "loss functions were called %d times, compared with %d times in the first step"
             raise self.refusal(message % (means, expected[together]))
 
     def _agree(self, module: Any, means: int) -> None:
@@ -269,7 +269,7 @@ class BatchBalance:
         if not why and module.process_group.size() != len(self.settings.speeds):
             why = "DistributedDataParallel has a process group of %d workers" % module.process_group.size()
         if not why and not means and self._divisor != "all":
-            why = "no loss of torch.nn.functional was called, so it is unknown over what the loss is averaged"
+            why = "no loss function of torch.nn.functional was called, so it is unknown what the loss is averaged over"
         refused = torch.tensor(1.0 if why else 0.0, device=module.device)
         torch.distributed.all_reduce(refused, op=torch.distributed.ReduceOp.MAX, group=module.process_group)
         if refused.item():
@@ -303,7 +303,7 @@ class BatchBalance:
             mine = self._divisor
         if mine is None:
             self._why_no_weight = (
-                "%s(reduction=%r) is divided in the script, and it is unknown whether by the total of all workers"
+                "it is unknown whether the script divides %s(reduction=%r) by the total of all workers"
                 % (name, reduction)
             )
             return

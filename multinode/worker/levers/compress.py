@@ -323,7 +323,7 @@ class _Compression:
     def _lose(self, module: Any, sender: _Sender, name: str) -> None:
         sender.is_ours = False
         module.logger._set_comm_hook_name(name)  # noqa: SLF001 - as torch does for whoever registers
-        self.tell("the training registered its own communication hook later, %s" % name)
+        self.tell("the training code registered its own communication hook later, %s" % name)
 
 
 def _send(sender: _Sender, bucket: Any) -> Any:

@@ -131,7 +131,7 @@ class ParameterAveraging:
             self._trained[made] = _trained_names(made)
 
         ddp.__init__ = initialised
-        ddp.register_comm_hook = self._refusing("the training registers its own communication hook")
+        ddp.register_comm_hook = self._refusing("the training code registers its own communication hook")
         ddp.join = self._refusing("DistributedDataParallel.join lets workers make different numbers of steps")
 
     def hook_optimizers(self, module: Any) -> None:
@@ -156,7 +156,9 @@ class ParameterAveraging:
         @functools.wraps(step)
         def refused(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             if scaler.is_enabled():
-                raise self.refusal("fp16 with a GradScaler: a node would skip a step alone", "train in bf16")
+                raise self.refusal(
+                    "fp16 with a GradScaler: one node could skip a step that the others take", "train in bf16"
+                )
             return step(scaler, *args, **kwargs)
 
         scaler.step = refused
