@@ -353,7 +353,7 @@ class Restarts:
         typer.Option(
             "--scale-batch",
             rich_help_panel=_PANEL,
-            help="With --min-nodes, allow a smaller global batch if no number of accumulation steps keeps the original one.",
+            help="With --min-nodes, allow a smaller global batch if no number of accumulation steps can keep it.",
         ),
     ] = False
     shard_copies: Annotated[

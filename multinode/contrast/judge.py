@@ -19,8 +19,8 @@ from multinode.contrast.figures import (
     channel,
     name_nodes,
     name_side,
-    on_side,
     network_words,
+    on_side,
 )
 from multinode.contrast.slowdown_attribution import (
     NOTICEABLE,

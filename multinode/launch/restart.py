@@ -41,7 +41,7 @@ class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
         node_wait_s: how long to wait for a node that cannot be reached.
         after_oom: whether to also restart a job that ran out of memory.
         min_nodes: minimum number of nodes to continue with. Default: all nodes.
-        scale_batch: whether to continue with a smaller global batch if no number of accumulation steps keeps the original one.
+        scale_batch: whether to continue with a smaller global batch if no number of accumulation steps can keep it.
         shard_copies: number of other nodes that receive a copy of the shards of a node after a save.
     """
 

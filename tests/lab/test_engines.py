@@ -108,6 +108,8 @@ def assert_nothing_left(document: dict[str, Any]) -> None:
     assert_no_agents()
 
 
+# Each commit sees ZeRO-2 of LLaMA-Factory in test_restart_shards.py, and its own engine in test_balance.py.
+@pytest.mark.thorough
 @pytest.mark.usefixtures("tiny")
 def test_zero2_trains_a_llamafactory_yaml_on_both_nodes(
     command: Command, ssh: Callable[..., subprocess.CompletedProcess[str]]

@@ -32,9 +32,10 @@ def test_steps_that_are_made_again_have_the_losses_of_the_first_time(command: Co
     assert_made_again(command, *training("/var/tmp/made-again", 24, 8), *lora)
 
 
+# The script below has ZeRO-2; benchmarks/restart_losses.py measures all strategies beside an undisturbed training.
+@pytest.mark.thorough
 @pytest.mark.usefixtures("deepspeed_compiled")
-# The script below has ZeRO-2.
-@pytest.mark.parametrize("config", ["tiny_z3_config", pytest.param("ds_z2_config", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("config", ["tiny_z3_config", "ds_z2_config"])
 def test_sharded_steps_that_are_made_again_have_the_losses_of_the_first_time(command: Command, config: str) -> None:
     """ZeRO-2 and ZeRO-3: each node has only the shards of its own ranks."""
     # Without copies of shards, each node keeps only its own.
@@ -48,6 +49,8 @@ def test_sharded_steps_that_are_made_again_have_the_losses_of_the_first_time(com
         assert not list(folder.glob(f"global_step8/zero_pp_rank_{1 - rank}_*"))
 
 
+# Each commit sees FSDP 2 go on in test_restart_shards.py.
+@pytest.mark.thorough
 def test_fsdp_steps_that_are_made_again_have_the_losses_of_the_first_time(command: Command) -> None:
     """FSDP 2. Without Adam's moments, the second step after a resume has another loss."""
     output = "/var/tmp/made-again-fsdp"
