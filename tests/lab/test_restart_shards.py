@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.long, pytest.mark.
     "config", ["ds_z2_config", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("tiny_z3_config", "fsdp"))]
 )
 def test_a_node_that_returns_with_an_empty_disk_gets_its_shards_from_the_other(command: Command, config: str) -> None:
-    every, steps, output = 20, 80, f"/var/tmp/empty-disk-{config}"
+    every, steps, output = 20, 120, f"/var/tmp/empty-disk-{config}"
     is_fsdp = config == "fsdp"
     modules = ON_CPU if is_fsdp else REAL_TORCH
     options = (*TRAINED, *modules, "--node-wait", "5m")
