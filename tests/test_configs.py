@@ -120,7 +120,7 @@ def test_llamafactory_and_accelerate_understand_them() -> None:
         env=os.environ | alone | {"DISABLE_VERSION_CHECK": "1", "DS_ACCELERATOR": "cpu"},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -17,7 +17,7 @@ _ROOT = Path(__file__).parent.parent
 
 def _run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, _ROOT / "scripts" / script, *arguments]
-    return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
 def _tree(root: Path, files: dict[str, str]) -> Path:
@@ -52,7 +52,7 @@ print(*made.check_translation(errors, {"timeout": waited, "gone": waited}), sep=
 
 def test_an_error_whose_translation_is_not_whole_is_named() -> None:
     command = [sys.executable, "-c", _TRANSLATE]
-    said = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=600, check=True).stdout
     assert said.splitlines() == [
         "bus-error: it stands in the catalogue alone",
         "gone: it stands in Chinese alone",
@@ -74,7 +74,7 @@ print(made.render_reference([group]).splitlines()[-1])
 
 def test_a_finding_is_declared_once_and_listed_with_its_figures() -> None:
     command = [sys.executable, "-c", _DECLARE]
-    said = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=600, check=True).stdout
     assert said.splitlines() == [
         "2 groups of rules have the title 'Speeds'",
         "Speeds: 2 rules have the code slow",
@@ -108,7 +108,7 @@ _REFERENCES = ("checks", "findings", "figures", "table-figures")
 def test_every_figure_and_every_finding_is_in_its_reference_page() -> None:
     """Wherever a module holds one: the pages are made of those that are declared as usual."""
     command = [sys.executable, "-c", _HELD]
-    held = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    held = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=600, check=True).stdout
     pages = [(_ROOT / "docs" / "reference" / f"{name}.md").read_text() for name in _REFERENCES]
     listed = {cell.strip() for page in pages for line in page.splitlines() for cell in re.split(r"(?<!\\)\|", line)}
     meanings = [about.replace("|", "\\|").replace("<", "&lt;") for about in held.splitlines()]
@@ -128,7 +128,7 @@ print(*made.render_reference(figures).splitlines()[-2:], sep="\\n")
 
 def test_a_figure_says_what_it_means_and_is_listed() -> None:
     command = [sys.executable, "-c", _DECLARED]
-    said = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=600, check=True).stdout
     assert said.splitlines() == [
         "the figure speed (speed) does not say what it means",
         "| speed | km/h | `speed`, in CSV `speed_km_per_h` |  |",
@@ -307,7 +307,7 @@ _TEXTS = {
 def test_a_phrase_that_is_not_ours_is_found_wherever_a_line_ends(tmp_path: Path) -> None:
     root = _tree(tmp_path, _TEXTS)
     for words in (("init", "--quiet"), ("add", ".")):
-        subprocess.run(["git", *words], cwd=root, check=True, timeout=60)
+        subprocess.run(["git", *words], cwd=root, check=True, timeout=600)
     checked = _run("check_words.py", root)
     assert checked.returncode == 1
     assert [line.partition(":")[0] + line.rpartition(":")[2] for line in checked.stdout.splitlines()] == [

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 def make(folder: Path) -> str:
     command: list[str | Path] = [sys.executable, ROOT / "scripts/make_tiny.py", folder]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=True)
     return str(done.stdout.splitlines()[-1])
 
 

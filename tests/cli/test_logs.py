@@ -32,7 +32,7 @@ def environ(directory: RunDirectory) -> dict[str, str]:
 
 
 def multinode(directory: RunDirectory, *words: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*COMMAND, *words], env=environ(directory), capture_output=True, timeout=120, check=False)
+    return subprocess.run([*COMMAND, *words], env=environ(directory), capture_output=True, timeout=600, check=False)
 
 
 def test_on_a_terminal_no_line_of_a_job_begins_as_ours_could(directory: RunDirectory) -> None:
@@ -85,7 +85,7 @@ def test_a_long_log_needs_little_memory(directory: RunDirectory, kind: bytes, fo
     command = [*COMMAND, "logs", *form]
     ended = subprocess.run(
         command, env=environ(directory), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        preexec_fn=limit, timeout=120, check=False,
+        preexec_fn=limit, timeout=600, check=False,
     )  # fmt: skip
     assert (ended.returncode, b"Traceback" in ended.stderr) == (0, False), ended.stderr[-500:]
 
@@ -95,7 +95,7 @@ def test_a_stdout_that_is_full_is_one_clear_line(directory: RunDirectory, words:
     directory.append_log(0, b"line\n" * 10)
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(
-            [*COMMAND, *words], env=environ(directory), stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+            [*COMMAND, *words], env=environ(directory), stdout=full, stderr=subprocess.PIPE, timeout=600, check=False
         )
     shown = ended.stderr.decode()
     assert "error: cannot write to stdout: No space left on device" in shown
@@ -118,5 +118,5 @@ def test_a_reader_that_has_seen_enough_ends_it_without_a_word(directory: RunDire
 
 def test_a_stdout_that_is_closed_is_no_traceback(directory: RunDirectory) -> None:
     command = ["sh", "-c", 'exec "$@" >&-', "sh", *COMMAND, "runs"]
-    ended = subprocess.run(command, env=environ(directory), stderr=subprocess.PIPE, timeout=60, check=False)
+    ended = subprocess.run(command, env=environ(directory), stderr=subprocess.PIPE, timeout=600, check=False)
     assert b"Traceback" not in ended.stderr

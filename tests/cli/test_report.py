@@ -135,7 +135,7 @@ def test_without_plotly_there_are_no_pages_and_all_else(runs: Path, golden: Gold
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", program, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
     page = call("report", "20260102")
     assert page.returncode == 1

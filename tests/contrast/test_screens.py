@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -82,19 +83,24 @@ SLOW = {
 }
 
 
+@functools.cache
 def predicted(**asked: object) -> Forecast:
     return make_forecast(EVIDENCE, msgspec.convert(asked, ForecastRequest))
 
 
 TITAN = Path(__file__).parent.parent / "predict" / "published_pairs" / "titan-708-faulty.yaml"
-BADLY_USED = forecast_benchmarks(TITAN, ForecastRequest(links=(100.0, 3200.0)))
+
+
+@functools.cache
+def badly_used() -> Forecast:
+    return forecast_benchmarks(TITAN, ForecastRequest(links=(100.0, 3200.0)))
 
 
 def answered(*blocks: Block, details: bool) -> list[Part]:
     return list(block_parts(blocks, details=details))
 
 
-def advised(recommendations: Recommendations, count: int = 3, *, details: bool = False) -> Iterable[Part]:
+def advised(recommendations: Recommendations, count: int = 3, *, details: bool = False) -> list[Part]:
     return answered(*show_advice(recommendations, None if details else count), *following(MORE, NEXT), details=details)
 
 
@@ -106,28 +112,29 @@ def forecast(forecast: Forecast, more: str = "", next_command: str = "", *, deta
     return answered(*show_forecast(forecast), *following(more, next_command), details=details)
 
 
-SCREENS = {
-    "contrast": contrasted(CONTRAST, MORE, NEXT),
-    "contrast-curve": contrasted(CURVE, MORE, "multinode report 20260104-cc"),
-    "contrast-details": contrasted(CONTRAST, details=True),
-    "contrast-noise": contrasted(CASES["same workers, noise"]),
-    "contrast-slow-node": contrasted(CASES["slow node, by its waits"]),
-    "contrast-shortfall": contrasted(
+# Made when they are shown: a forecast takes a second.
+SCREENS: dict[str, Callable[[], list[Part]]] = {
+    "contrast": lambda: contrasted(CONTRAST, MORE, NEXT),
+    "contrast-curve": lambda: contrasted(CURVE, MORE, "multinode report 20260104-cc"),
+    "contrast-details": lambda: contrasted(CONTRAST, details=True),
+    "contrast-noise": lambda: contrasted(CASES["same workers, noise"]),
+    "contrast-slow-node": lambda: contrasted(CASES["slow node, by its waits"]),
+    "contrast-shortfall": lambda: contrasted(
         msgspec.structs.replace(
-            CONTRAST, forecast=msgspec.structs.replace(CONTRAST.forecast, shortfall=BADLY_USED.shortfall)
+            CONTRAST, forecast=msgspec.structs.replace(CONTRAST.forecast, shortfall=badly_used().shortfall)
         )
     ),
-    "contrast-unknown": contrasted(UNKNOWN, MORE),
-    "compare": contrasted(COMPARED, "multinode compare 20260104 20260105 --details"),
-    "advise": advised(RECOMMENDATIONS),
-    "advise-details": advised(RECOMMENDATIONS, details=True),
-    "advise-nothing": advised(USELESS),
-    "predict": forecast(predicted(), more="multinode predict --details", next_command="multinode advise"),
-    "predict-details": forecast(predicted(links=(0.1, 1.0), accumulations=(1, 4)), details=True),
-    "predict-many": forecast(predicted(links=(0.1, 1.0), accumulations=tuple(range(1, 21)))),
-    "predict-one": forecast(predicted(links=(10.0,))),
-    "predict-badly-used": forecast(BADLY_USED, more="multinode predict --benchmarks figures.yaml --details"),
-    "predict-slow": forecast(msgspec.structs.replace(predicted(links=(0.8,)), **SLOW)),
+    "contrast-unknown": lambda: contrasted(UNKNOWN, MORE),
+    "compare": lambda: contrasted(COMPARED, "multinode compare 20260104 20260105 --details"),
+    "advise": lambda: advised(RECOMMENDATIONS),
+    "advise-details": lambda: advised(RECOMMENDATIONS, details=True),
+    "advise-nothing": lambda: advised(USELESS),
+    "predict": lambda: forecast(predicted(), more="multinode predict --details", next_command="multinode advise"),
+    "predict-details": lambda: forecast(predicted(links=(0.1, 1.0), accumulations=(1, 4)), details=True),
+    "predict-many": lambda: forecast(predicted(links=(0.1, 1.0), accumulations=tuple(range(1, 21)))),
+    "predict-one": lambda: forecast(predicted(links=(10.0,))),
+    "predict-badly-used": lambda: forecast(badly_used(), more="multinode predict --benchmarks figures.yaml --details"),
+    "predict-slow": lambda: forecast(msgspec.structs.replace(predicted(links=(0.8,)), **SLOW)),
 }
 
 
@@ -135,7 +142,7 @@ SCREENS = {
 def test_a_screen_is_the_golden_one(name: str, golden: Golden) -> None:
     # What is read most fits a terminal, with its prompt.
     is_short = name.startswith("contrast") and not name.endswith("-details")
-    golden.check_screen(name, SCREENS[name], most_lines=22 if is_short else None)
+    golden.check_screen(name, SCREENS[name](), most_lines=22 if is_short else None)
 
 
 def test_what_was_measured_or_has_no_room_is_not_among_what_to_try() -> None:
@@ -146,9 +153,9 @@ def test_what_was_measured_or_has_no_room_is_not_among_what_to_try() -> None:
 
 
 @pytest.mark.parametrize(
-    "parts",
+    "screen",
     [
-        contrasted(
+        lambda: contrasted(
             msgspec.structs.replace(
                 CONTRAST,
                 verdict=Finding(message=HOSTILE),
@@ -159,7 +166,7 @@ def test_what_was_measured_or_has_no_room_is_not_among_what_to_try() -> None:
             ),
             details=True,
         ),
-        advised(
+        lambda: advised(
             msgspec.structs.replace(
                 RECOMMENDATIONS,
                 advice=(
@@ -170,10 +177,10 @@ def test_what_was_measured_or_has_no_room_is_not_among_what_to_try() -> None:
             ),
             details=True,
         ),
-        forecast(msgspec.structs.replace(predicted(), notes=HOSTILE_ONES, sources=(HOSTILE,)), details=True),
+        lambda: forecast(msgspec.structs.replace(predicted(), notes=HOSTILE_ONES, sources=(HOSTILE,)), details=True),
     ],
 )
-def test_nothing_that_a_record_holds_moves_the_cursor_or_is_taken_for_markup(parts: Iterable[Part]) -> None:
-    text = screen_text(parts)
+def test_nothing_that_a_record_holds_moves_the_cursor_or_is_taken_for_markup(screen: Callable[[], list[Part]]) -> None:
+    text = screen_text(screen())
     assert "\x1b" not in text
     assert "?[2J[bold]?" in text

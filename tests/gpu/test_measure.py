@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Self
 
 import pytest
-import torch
 
 from multinode.bench.measure import bench
 from multinode.launch.context import ExecuteOptions, Launched, RunContext
@@ -49,6 +48,8 @@ def time_matmul() -> float:
 
     One alone would begin a launch later than its event, and at the clock of a GPU that rests in between.
     """
+    import torch
+
     left, right = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     pairs = []
     for _ in range(ROUNDS):

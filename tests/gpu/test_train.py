@@ -57,7 +57,7 @@ def test_compressed_gradients_halve_what_is_sent(train: Callable[..., Launched],
 
 @pytest.mark.parametrize("number", range(5))
 def test_a_rank_that_sleeps_is_blamed_and_not_the_one_that_waits_for_the_gpu(context: RunContext, number: int) -> None:
-    from torch.cuda import nccl  # noqa: PLC0415 - slow to import
+    from torch.cuda import nccl
 
     asleep = number % BOTH
     # A cold start of torch, CUDA and NCCL is silent for as long as some of this.

@@ -90,7 +90,7 @@ def _plain(model: nn.Sequential, arguments: argparse.Namespace) -> Callable[[tor
 
 def _zero(model: nn.Sequential, arguments: argparse.Namespace) -> Callable[[torch.Tensor], torch.Tensor]:
     """ZeRO that overlaps, in buckets of two layers."""
-    import deepspeed  # noqa: PLC0415 - slow to import, and not everywhere
+    import deepspeed
 
     config = {
         "train_micro_batch_size_per_gpu": arguments.batch,
@@ -114,7 +114,7 @@ def _zero(model: nn.Sequential, arguments: argparse.Namespace) -> Callable[[torc
 
 
 def _shard(model: nn.Sequential) -> nn.Module:
-    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - older torch has none
+    from torch.distributed.fsdp import fully_shard
 
     for layer in model:
         if isinstance(layer, nn.Linear):

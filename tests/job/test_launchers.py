@@ -47,7 +47,7 @@ def parsed(name: str) -> dict[str, bool]:
     """The options of a launcher's own parser, each with whether a value follows."""
     env = os.environ | {"DS_ACCELERATOR": "cpu"}
     done = subprocess.run(  # noqa: PLW1510 - its output says what was wrong
-        [sys.executable, "-W", "ignore", "-c", _DUMP, name], capture_output=True, text=True, timeout=120, env=env
+        [sys.executable, "-W", "ignore", "-c", _DUMP, name], capture_output=True, text=True, timeout=600, env=env
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])

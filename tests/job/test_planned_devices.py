@@ -90,7 +90,7 @@ def plan_devices(case: Case, job: Job, engine: str) -> str | None:
 
 def read(*values: str) -> dict[str, list[Any]]:
     environ = {"VALUES": json.dumps(values), "DS_ACCELERATOR": "cpu", "HOME": "/root", "PATH": "/usr/bin:/bin"}
-    done = run_warm(["-c", READ], environ, timeout=100)
+    done = run_warm(["-c", READ], environ, timeout=600)
     line = next((line for line in done.stdout.splitlines() if line.startswith("READ ")), None)
     assert line is not None, done.stderr
     readings: dict[str, list[Any]] = json.loads(line[5:])

@@ -43,7 +43,7 @@ def shard() -> None:
 
 def main() -> None:
     """Train."""
-    from llamafactory.train.tuner import run_exp  # noqa: PLC0415 - another program may call `shard`
+    from llamafactory.train.tuner import run_exp
 
     shard()
     run_exp()

@@ -122,7 +122,7 @@ def _ddp(model: nn.Module, _arguments: argparse.Namespace) -> nn.Module:
 
 
 def _fsdp(model: nn.Module, arguments: argparse.Namespace) -> nn.Module:
-    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy  # noqa: PLC0415 - takes a second
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
     def shard(module: nn.Module) -> nn.Module:
         return FullyShardedDataParallel(
@@ -137,7 +137,7 @@ def _fsdp(model: nn.Module, arguments: argparse.Namespace) -> nn.Module:
 
 
 def _fsdp2(model: nn.Module, arguments: argparse.Namespace) -> nn.Module:
-    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 - older torch has none
+    from torch.distributed.fsdp import fully_shard
 
     # The root's parameters stay whole for the backward pass unless somebody says otherwise.
     reshard = False if arguments.shard == "shard_grad_op" else None
@@ -155,7 +155,7 @@ def _mesh(arguments: argparse.Namespace) -> Any:
 
 def _units(model: nn.Module, shard: Callable[[nn.Module], nn.Module], arguments: argparse.Namespace) -> nn.Module:
     """Each layer with parameters is sharded by itself, and computed again where that is asked for."""
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (  # noqa: PLC0415 - takes a second
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
         CheckpointImpl,
         checkpoint_wrapper,
     )
@@ -187,7 +187,7 @@ def _no_sync(model: Any) -> Iterator[None]:
 def _train_deepspeed(
     model: nn.Module, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], arguments: argparse.Namespace
 ) -> float:
-    import deepspeed  # noqa: PLC0415 - takes seconds, and changes what torch does
+    import deepspeed
 
     # Workers of one node would speak through it; it would be compiled first, for minutes.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

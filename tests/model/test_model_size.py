@@ -73,7 +73,7 @@ print(json.dumps(found))
 
 @pytest.mark.torch
 def test_parameters_are_those_that_transformers_makes() -> None:
-    answer = subprocess.run([sys.executable, "-c", TRANSFORMERS], capture_output=True, check=True, timeout=100)
+    answer = subprocess.run([sys.executable, "-c", TRANSFORMERS], capture_output=True, check=True, timeout=600)
     found = json.loads(answer.stdout.splitlines()[-1])
     assert len(found) == 16
     for config, parameters in found:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.warm import ColdProcess, WarmProcess, free_port
 
-DEADLINE_S = 100.0
+DEADLINE_S = 600.0
 
 
 def records_of(run_dir: Path, kind: str, rank: int) -> list[dict[str, Any]]:

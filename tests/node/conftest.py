@@ -19,7 +19,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     request = b'{"schema": 1, "run_id": "none"}\n'
     command = [*PYTHON, str(path), "runs"]
     subprocess.run(
-        command, input=request, stdout=subprocess.DEVNULL, check=True, timeout=60, env={"HOME": str(path.parent)}
+        command, input=request, stdout=subprocess.DEVNULL, check=True, timeout=600, env={"HOME": str(path.parent)}
     )
     return path
 

@@ -62,7 +62,7 @@ for line in os.popen("ps -o pid= --ppid %d" % os.getpid()):
 def test_a_job_is_all_its_processes_those_that_have_ended_too() -> None:
     root = str(Path(__file__).resolve().parents[2])
     argv = [sys.executable, "-I", "-c", CLOCK, root]
-    done = subprocess.run(argv, input=FAMILY, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(argv, input=FAMILY, capture_output=True, text=True, timeout=600, check=True)
     during, after = map(float, done.stdout.split())
     # Interpreters start in some hundredths of a second; a busy machine makes that more, and what is spared far more.
     assert 0.45 <= during <= 1.5
@@ -70,7 +70,7 @@ def test_a_job_is_all_its_processes_those_that_have_ended_too() -> None:
 
 
 def test_reading_a_job_is_cheap_beside_reading_all_processes() -> None:
-    from multinode.node.sample.sampler import JobClock  # noqa: PLC0415 - the clock stands beside what it is compared with
+    from multinode.node.sample.sampler import JobClock
 
     children = [subprocess.Popen(["cat"], stdin=subprocess.PIPE) for _ in range(50)]
     try:
@@ -86,7 +86,7 @@ def test_reading_a_job_is_cheap_beside_reading_all_processes() -> None:
         assert spent_s < (time.process_time() - began) / 20
     finally:
         for child in children:
-            child.communicate(timeout=60)
+            child.communicate(timeout=600)
 
 
 def test_guest_time_is_not_counted_twice(tmp_path: Path) -> None:

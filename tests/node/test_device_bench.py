@@ -44,7 +44,7 @@ class Workers:
         """One worker with a torch that is none."""
         env = self._environ(request) | {"PYTHONPATH": str(torch_path), "RANK": "0", "LOCAL_RANK": "0"} | (gpu or {})
         command = [sys.executable, str(self._archive), "devices"]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr
 
     def fail(self, **request: Any) -> str:

@@ -6,17 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from multinode.bench.figures import work_of
 from multinode.node.bench.device_ops import LAYERS, Layer, layer_sizes, make_layer
 from multinode.records.samples import SpeedSample
 
 pytestmark = pytest.mark.torch
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +23,11 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_formula_counts_what_torch_counts(name: str, *, backward: bool) -> None:
-    run = make_layer(torch, CPU, name, "fp32", backward=backward)
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    run = make_layer(torch, torch.device("cpu"), name, "fp32", backward=backward)
     # Attention by its own matrix products, which torch's counter knows whatever the device.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         run()
@@ -43,8 +42,10 @@ def test_the_formula_counts_what_torch_counts(name: str, *, backward: bool) -> N
     ("name", "looks_ahead"), [("bert", True), ("gpt2", False), ("t5_encoder", True), ("t5_decoder", False)]
 )
 def test_decoders_look_back_alone(name: str, *, looks_ahead: bool) -> None:
+    import torch
+
     torch.manual_seed(1)
-    layer = Layer(torch, CPU, name, torch.float64, (1, 16, 1024))
+    layer = Layer(torch, torch.device("cpu"), name, torch.float64, (1, 16, 1024))
     inputs = torch.randn(1, 16, 1024, dtype=torch.float64)
     changed = inputs.clone()
     changed[0, -1] += 1
@@ -55,8 +56,10 @@ def test_decoders_look_back_alone(name: str, *, looks_ahead: bool) -> None:
 
 
 def test_berts_layer_is_that_of_torch() -> None:
+    import torch
+
     torch.manual_seed(1)
-    mine = Layer(torch, CPU, "bert", torch.float64, (1, 16, 1024))
+    mine = Layer(torch, torch.device("cpu"), "bert", torch.float64, (1, 16, 1024))
     theirs = torch.nn.TransformerEncoderLayer(
         1024, 16, 4096, dropout=0.0, activation="gelu", batch_first=True, dtype=torch.float64
     )

@@ -36,7 +36,7 @@ print(json.dumps({route["peer"]: route for route in find_routes(sys.argv[1:], li
 def routes(*peers: str) -> dict[str, dict[str, Any]]:
     script = f'set -e\n{NETWORK}\nexec "$@"'
     command = ["unshare", "--net", "--map-root-user", "sh", "-c", script, "sh", sys.executable, "-c", ASK, *peers]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, dict[str, Any]] = json.loads(done.stdout)
     return found

@@ -92,7 +92,7 @@ def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path: Path) -> Non
 
 def test_a_rate_warms_up_and_may_decay() -> None:
     sys.path.append(str(ROOT / "benchmarks"))
-    import averaging  # noqa: PLC0415 - a program, found by its folder
+    import averaging
 
     constant = averaging.Training(base=0, batch=2, rate=0.1, steps=120)
     for training, rates in (
@@ -130,7 +130,7 @@ def test_the_tables_have_steps_to_the_same_loss_and_what_an_exchange_leaves_of_t
     times = {"1gbit": {"step_s": 0.25, "exchange_s": 1.0}}
     file = tmp_path / "results.json"
     sys.path.append(str(ROOT / "benchmarks"))
-    import averaging  # noqa: PLC0415 - a program, found by its folder
+    import averaging
 
     file.write_text(averaging.results_text(averaging.Results(curves, times, averaging.Shape())))
     shown = averaging.report(averaging.read_results(file)).splitlines()
