@@ -228,7 +228,7 @@ SCRIPT = ScriptJob(argv=("train.py",))
             2,
             job(),
             {"levers": Levers(averaging=Averaging(every=4))},
-            "each node trains on its own batches",
+            "with --average, each node trains on its own batches",
         ),
     ],
 )
