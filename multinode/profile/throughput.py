@@ -450,9 +450,7 @@ def utilisation_of(
         count = format_count(observed.world_size - sharing, "GPU")
         notes.append(f"{observed.world_size} workers share {count}, which counts once")
     if isinstance(speed.attention_length, Unknown):
-        bound = (
-            "an upper bound, because samples are packed" if work.packing else "a lower bound, based on the mean length"
-        )
+        bound = "an upper bound: samples are packed" if work.packing else "a lower bound, from the mean length"
         notes.append(f"attention is {bound}")
     return msgspec.structs.replace(used, rule="; ".join(notes))
 

@@ -153,6 +153,5 @@ def default_job(settings: Settings, cwd: Path) -> Path:
         return Path(_DEFAULT_JOB)
     seen = sorted(str(path.relative_to(cwd)) for path in (cwd / "configs").glob("*.yaml"))
     raise UsageError(
-        "no job was given",
-        hint=f"name one: {', '.join(seen) if seen else 'the YAML of a training job, or -- train.py'}",
+        "no job was given", hint=f"name one: {', '.join(seen) if seen else 'the YAML of a job, or -- train.py'}"
     )

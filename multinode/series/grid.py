@@ -48,9 +48,7 @@ BY_ANOTHER = ENDS.rule(
 )
 CUT_OFF = ENDS.rule("cut-off", about="a run without a controller", message="the run's controller was killed")
 REFUSED = ENDS.rule("refused", about="a run that could not be started", message="{error}")
-NO_NODES = ENDS.rule(
-    "no-nodes", about="a step of `multinode bench` that has no nodes left", message="its nodes have failed"
-)
+NO_NODES = ENDS.rule("no-nodes", about="a step of `bench` that has no nodes left", message="its nodes have failed")
 _REPEAT = ENDS.rule(
     "repeat", about=("a failed repeat of a cell; the other repeats keep their figures"), message="a repeat {how}: {why}"
 )
