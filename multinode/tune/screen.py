@@ -220,7 +220,7 @@ def _sheet(tuning: Tuning) -> Sheet:
         rows=tuple(Row(row, msgspec.structs.asdict(row) | {CHANGE.name: row.candidate.name}) for row in tuning.rows),
         figures=by_speed if tuning.judged_by == "speed" else by_loss,
     )
-    return msgspec.structs.replace(frame.sheet(), notes=tuple(_notes(tuning)), legend=tuple(_legend(tuning)))
+    return msgspec.structs.replace(frame.sheet(notes=tuple(_notes(tuning))), legend=tuple(_legend(tuning)))
 
 
 def _notes(tuning: Tuning) -> Iterator[str]:
