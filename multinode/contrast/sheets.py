@@ -155,25 +155,25 @@ def side_sheet(contrast: Contrast, sides: Sequence[Side], *, costs: bool = True)
         sides: some of its `measured`.
         costs: whether to include the rows of `cost_sheet`.
     """
-    settings = [marked_cells(name, tuple(cells)) for name, *cells in _across(sides, _ASKED).rows]
-    results = _across(sides, (*_FOUND_OF_SPEED, *_found(contrast), *(_COSTS if costs else ())))
-    return Sheet(
-        title="side by side",
-        columns=_side_columns(contrast, sides),
-        rows=(*settings, *results.rows),
-        notes=_notes(contrast, marked=is_marked(settings)),
+    asked = _across(contrast, sides, _ASKED)
+    settings = [row if row[0] in asked.csv_rows else marked_cells(row[0], row[1:]) for row in asked.rows]
+    notes = _notes(contrast, marked=is_marked(asked.shown.rows))
+    results = _across(contrast, sides, (*_FOUND_OF_SPEED, *_found(contrast), *(_COSTS if costs else ())), notes=notes)
+    return msgspec.structs.replace(
+        results, title="side by side", rows=(*settings, *results.rows), csv_rows=asked.csv_rows | results.csv_rows
     )
 
 
-def _across(sides: Sequence[Side], figures: Sequence[Figure[Any]]) -> Sheet:
-    return Frame(rows=tuple(map(side_row, sides)), figures=tuple(figures)).sheet(across=True)
+def _across(
+    contrast: Contrast, sides: Sequence[Side], figures: Sequence[Figure[Any]], notes: Sequence[str] = ()
+) -> Sheet:
+    frame = Frame(rows=tuple(map(side_row, sides)), figures=tuple(figures))
+    return frame.sheet(across=True, heads=_side_columns(contrast, sides), notes=notes)
 
 
 def cost_sheet(contrast: Contrast) -> Sheet:
     """Time and cost of the full run, and energy per sample; empty if unknown."""
-    sides = contrast.measured
-    rows = _across(sides, _COSTS).rows
-    return Sheet(title="time, cost and energy", columns=_side_columns(contrast, sides), rows=rows)
+    return msgspec.structs.replace(_across(contrast, contrast.measured, _COSTS), title="time, cost and energy")
 
 
 def marked_cells(name: str, cells: tuple[str, ...]) -> tuple[str, ...]:

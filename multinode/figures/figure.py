@@ -180,7 +180,8 @@ class Figure(msgspec.Struct, Generic[T_co], frozen=True):
     @property
     def heading(self) -> str:
         """Its title with its unit, for a line of its own."""
-        return self.line or (f"{self.words} ({self.unit})" if self.unit else self.words)
+        title = self.line or (f"{self.words} ({self.unit})" if self.unit else self.words)
+        return self.csv or self.name if self.only_csv else title
 
     @property
     def column(self) -> Column:

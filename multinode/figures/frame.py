@@ -217,7 +217,8 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
             columns = tuple(figure.column for figure in self.figures)
             rows = tuple(tuple(figure.tell(row) for figure in self.figures) for row in self.rows)
         texts = (*notes, *(note.message for note in self.notes))
-        return Sheet(title=self.title, columns=columns, rows=rows, notes=texts, detail=detail)
+        hidden = frozenset(each.heading for each in self.figures if across and each.only_csv)
+        return Sheet(title=self.title, columns=columns, rows=rows, notes=texts, csv_rows=hidden, detail=detail)
 
     def csv(self, more: Callable[[Row], Iterator[tuple[str, Any]]] = lambda _: iter(())) -> str:
         """The frame as a CSV file, values of estimates with the ends of their intervals.
