@@ -39,7 +39,7 @@ from multinode.profile.throughput import SAMPLES_PER_S, STEP_TIME, STEP_TIME_P95
 from multinode.render.sheet import RANGES, Column, Sheet
 from multinode.stats.estimate import PLUS_MINUS
 from multinode.stats.unknown import Unknown, or_none, unknown_fields
-from multinode.units import UNKNOWN, format_count, format_placement, format_sig
+from multinode.units import UNKNOWN, format_count, format_placement
 
 # Mark of settings that differ between the sides.
 _MARK = "!"
@@ -76,10 +76,8 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
     )
     rows: list[_Row] = [(WORLD_SIZE.heading, tuple(workers))] if len(set(workers)) > 1 else []
     rows += [
-        *(
-            (figure.heading, tuple(map(figure.as_form("interval").tell, table)))
-            for figure in (SAMPLES_PER_S, STEP_TIME)
-        ),
+        (SAMPLES_PER_S.heading, tuple(map(SAMPLES_PER_S.as_form("interval").tell, table))),
+        _row(sides, STEP_TIME.heading, lambda side: side.step_time_ms.text("ms")),
         _row(sides, "  compute", lambda side: _part(side, "compute_ms")),
         _row(sides, f"  {EXPOSED.title} comm", lambda side: _part(side, "exposed_ms")),
         *(
@@ -87,7 +85,7 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
             for field, name in _WHERE_NOTICED.items()
             if field in noticed
         ),
-        *([_row(sides, "  other", lambda side: format_sig(_other_ms(side, noticed)))] if has_other else []),
+        *([_row(sides, "  other", lambda side: STEP_TIME.text(_other_ms(side, noticed)))] if has_other else []),
         _ratio_row(contrast, sides),
     ]
     return Sheet(
@@ -131,8 +129,8 @@ def _other_ms(side: Side, noticed: Sequence[str]) -> float | None:
 
 def _part(side: Side, field: str) -> str:
     if field == "exposed_ms" and not isinstance(side.exposed_ms, Unknown) and side.exposed_ms.value > 0:
-        return side.exposed_ms.text()
-    return format_sig(or_none(getattr(side.split, field, None)))
+        return side.exposed_ms.text("ms")
+    return STEP_TIME.text(getattr(side.split, field, None))
 
 
 def _ratio_row(contrast: Contrast, sides: Sequence[Side]) -> _Row:

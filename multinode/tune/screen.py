@@ -13,12 +13,11 @@ from multinode.predict.advice import CHANGE
 from multinode.predict.advice_screen import AGAINST_ONE_NODE as PREDICTED_OVER_ONE_NODE
 from multinode.profile.throughput import SAMPLES_PER_S
 from multinode.render.sheet import Block, Chart, Charts, Labels, Prose, Sheet, Tiles, Tone
-from multinode.series.grid import about
 from multinode.stats.estimate import PLUS_MINUS, Estimate, text_of
 from multinode.stats.unknown import Unknown
 from multinode.tune.judge import SAME_LOSS, SOONER, TunedRow, Tuning
 from multinode.tune.trial import BASELINE, LeftOut
-from multinode.units import UNKNOWN, format_count, format_duration, format_sig, times
+from multinode.units import UNKNOWN, about, format_count, format_duration, format_sig, times
 
 _LEFT_OUT = {
     "memory": "does not fit on the GPUs",
