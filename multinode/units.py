@@ -243,6 +243,17 @@ def format_duration(seconds: float) -> str:
     return f"{int(seconds // _HOUR_S)} h {int(seconds % _HOUR_S // _MINUTE_S):02d} min"
 
 
+def about(seconds: float) -> str:
+    """An estimate for people: `about 40 s`, `about 4 min`, `about 2 h 10 min`."""
+    if seconds < 1.5 * _MINUTE_S:
+        return f"about {max(10, round(seconds, -1)):.0f} s"
+    minutes = round(seconds / _MINUTE_S)
+    if seconds < 1.5 * _HOUR_S:
+        return f"about {minutes} min"
+    hours, rest = divmod(round(minutes, -1), _MINUTE_S)
+    return f"about {hours} h {rest:02d} min" if rest else f"about {hours} h"
+
+
 def signal_name(number: int) -> str:
     """`SIGKILL` for 9; realtime signals have no name of their own."""
     try:

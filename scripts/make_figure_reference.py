@@ -54,7 +54,7 @@ def declared_figures() -> Mapping[str, list[Figure[Any]]]:
         for value in vars(importlib.import_module(module.name)).values():
             for figure in value if isinstance(value, tuple) else (value,):
                 # An interval beside its figure has the figure's name.
-                if not isinstance(figure, Figure) or (figure.form, figure.title) == ("range", "range"):
+                if not isinstance(figure, Figure) or figure.title == "range":
                     continue
                 if figure.title or (figure.name, figure.about) not in exported:
                     found.setdefault(figure.name, {}).setdefault((figure.title, figure.about), figure)

@@ -20,6 +20,7 @@ from multinode.units import GIB, format_duration, format_figure
 
 # Different versions of these break the rendezvous, the collectives or the results.
 _MUST_AGREE = ("torch", "deepspeed", "transformers", "accelerate", "peft")
+_LOW_DISK_GIB = 1.0
 
 
 _INTERPRETER = CheckRules("interpreter")
@@ -185,7 +186,7 @@ DISK_FULL = _MACHINE.error(
     hint="free space on {node}. To find what uses it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
 )
 DISK_LOW = _MACHINE.warning(
-    about="less than 1 GiB is free on the disk where a run stores its log and samples",
+    about=f"less than {_LOW_DISK_GIB:g} GiB is free on the disk where a run stores its log and samples",
     message="the disk of the home directory, where a run stores its log, has only {free} free. A checkpoint may not "
     "fit there",
     hint="free space on {node}. To find what uses it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
@@ -230,7 +231,6 @@ _MIB_PER_GIB = 1024
 _SMALL_SHM_GIB = 1.0
 # Docker's default size.
 _DOCKER_SHM_GIB = 64 / _MIB_PER_GIB
-_LOW_DISK_GIB = 1.0
 _NO_DISK_GIB = 50 / _MIB_PER_GIB
 _FEW_FILES, _LOW_FILES = 1024, 4096
 _RAISE_FILES = "printf '* - nofile 65536\\n' > /etc/security/limits.d/multinode-nofile.conf"

@@ -39,7 +39,7 @@ from multinode.profile.throughput import SAMPLES_PER_S, STEP_TIME, STEP_TIME_P95
 from multinode.render.sheet import RANGES, Column, Sheet
 from multinode.stats.estimate import PLUS_MINUS
 from multinode.stats.unknown import Unknown, or_none, unknown_fields
-from multinode.units import UNKNOWN, format_count, format_placement, format_sig
+from multinode.units import UNKNOWN, format_count, format_placement
 
 # Mark of settings that differ between the sides.
 _MARK = "!"
@@ -76,10 +76,8 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
     )
     rows: list[_Row] = [(WORLD_SIZE.heading, tuple(workers))] if len(set(workers)) > 1 else []
     rows += [
-        *(
-            (figure.heading, tuple(map(figure.as_form("interval").tell, table)))
-            for figure in (SAMPLES_PER_S, STEP_TIME)
-        ),
+        (SAMPLES_PER_S.heading, tuple(map(SAMPLES_PER_S.as_form("interval").tell, table))),
+        _row(sides, STEP_TIME.heading, lambda side: side.step_time_ms.text("ms")),
         _row(sides, "  compute", lambda side: _part(side, "compute_ms")),
         _row(sides, f"  {EXPOSED.title} comm", lambda side: _part(side, "exposed_ms")),
         *(
@@ -87,7 +85,7 @@ def small_sheet(contrast: Contrast, sides: Sequence[Side]) -> Sheet:
             for field, name in _WHERE_NOTICED.items()
             if field in noticed
         ),
-        *([_row(sides, "  other", lambda side: format_sig(_other_ms(side, noticed)))] if has_other else []),
+        *([_row(sides, "  other", lambda side: STEP_TIME.text(_other_ms(side, noticed)))] if has_other else []),
         _ratio_row(contrast, sides),
     ]
     return Sheet(
@@ -131,8 +129,8 @@ def _other_ms(side: Side, noticed: Sequence[str]) -> float | None:
 
 def _part(side: Side, field: str) -> str:
     if field == "exposed_ms" and not isinstance(side.exposed_ms, Unknown) and side.exposed_ms.value > 0:
-        return side.exposed_ms.text()
-    return format_sig(or_none(getattr(side.split, field, None)))
+        return side.exposed_ms.text("ms")
+    return STEP_TIME.text(getattr(side.split, field, None))
 
 
 def _ratio_row(contrast: Contrast, sides: Sequence[Side]) -> _Row:
@@ -155,25 +153,25 @@ def side_sheet(contrast: Contrast, sides: Sequence[Side], *, costs: bool = True)
         sides: some of its `measured`.
         costs: whether to include the rows of `cost_sheet`.
     """
-    settings = [marked_cells(name, tuple(cells)) for name, *cells in _across(sides, _ASKED).rows]
-    results = _across(sides, (*_FOUND_OF_SPEED, *_found(contrast), *(_COSTS if costs else ())))
-    return Sheet(
-        title="side by side",
-        columns=_side_columns(contrast, sides),
-        rows=(*settings, *results.rows),
-        notes=_notes(contrast, marked=is_marked(settings)),
+    asked = _across(contrast, sides, _ASKED)
+    settings = [row if row[0] in asked.csv_rows else marked_cells(row[0], row[1:]) for row in asked.rows]
+    notes = _notes(contrast, marked=is_marked(asked.shown.rows))
+    results = _across(contrast, sides, (*_FOUND_OF_SPEED, *_found(contrast), *(_COSTS if costs else ())), notes=notes)
+    return msgspec.structs.replace(
+        results, title="side by side", rows=(*settings, *results.rows), csv_rows=asked.csv_rows | results.csv_rows
     )
 
 
-def _across(sides: Sequence[Side], figures: Sequence[Figure[Any]]) -> Sheet:
-    return Frame(rows=tuple(map(side_row, sides)), figures=tuple(figures)).sheet(across=True)
+def _across(
+    contrast: Contrast, sides: Sequence[Side], figures: Sequence[Figure[Any]], notes: Sequence[str] = ()
+) -> Sheet:
+    frame = Frame(rows=tuple(map(side_row, sides)), figures=tuple(figures))
+    return frame.sheet(across=True, heads=_side_columns(contrast, sides), notes=notes)
 
 
 def cost_sheet(contrast: Contrast) -> Sheet:
     """Time and cost of the full run, and energy per sample; empty if unknown."""
-    sides = contrast.measured
-    rows = _across(sides, _COSTS).rows
-    return Sheet(title="time, cost and energy", columns=_side_columns(contrast, sides), rows=rows)
+    return msgspec.structs.replace(_across(contrast, contrast.measured, _COSTS), title="time, cost and energy")
 
 
 def marked_cells(name: str, cells: tuple[str, ...]) -> tuple[str, ...]:

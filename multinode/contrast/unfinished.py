@@ -111,7 +111,7 @@ def _row(state: SideState, repeats: int | None) -> tuple[str, ...]:
     head = (state.name, format_placement(cell.nodes, cell.workers_per_node, workers), *runs)
     if side is None:
         return (*head, state.record.state, UNKNOWN, UNKNOWN)
-    return (*head, side.samples_per_s.text(), side.step_time_ms.text(), EXPOSED.text(side.exposed_ms))
+    return (*head, side.samples_per_s.text(), side.step_time_ms.text("ms"), EXPOSED.text(side.exposed_ms))
 
 
 def _disturbed_rows(unfinished: UnfinishedContrast) -> Iterator[tuple[str, str]]:

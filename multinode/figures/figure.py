@@ -29,6 +29,7 @@ Form = Literal[
     "four_digits",
     "range",
     "interval",
+    "ms_range",
     "times_interval",
     "share",
     "percent",
@@ -46,8 +47,9 @@ Form = Literal[
 ]
 """How a value is written. `words` and `number` identify a row; all others are measured or predicted.
 
-`range` is the interval of an estimate alone, `interval` the estimate with it, `times_interval` a ratio with it;
-`share` has one decimal in percent, `percent` none. `size` is bytes in their largest unit, `digits` has no separators.
+`range` (of step times `ms_range`) is the interval of an estimate alone, `interval` the estimate with it,
+`times_interval` a ratio with it; `share` has one decimal in percent, `percent` none. `size` is bytes in their largest
+unit, `digits` has no separators.
 """
 
 
@@ -74,7 +76,7 @@ _FORMS: dict[Form, Callable[[Any], str]] = {
     **dict.fromkeys(("times", "times_interval"), times),
     "money": _money,
     "duration": format_duration,
-    "ms": ms_digits,
+    **dict.fromkeys(("ms", "ms_range"), ms_digits),
     "megabytes": megabytes,
     "size": format_size,
     "digits": str,
@@ -83,7 +85,12 @@ _FORMS: dict[Form, Callable[[Any], str]] = {
     "hundredths": lambda value: f"{value:.2f}",
     "thousandths": lambda value: f"{value:.3f}",
 }
-_WITH_INTERVAL: dict[Form, EstimateForm] = {"range": "range", "interval": "figure", "times_interval": "times"}
+_WITH_INTERVAL: dict[Form, EstimateForm] = {
+    "range": "range",
+    "ms_range": "ms_range",
+    "interval": "figure",
+    "times_interval": "times",
+}
 MONEY = "{money}"
 """Stands for the currency in a unit."""
 _SEPARATORS = re.compile(r"[\s_.:#-]+")
@@ -180,7 +187,8 @@ class Figure(msgspec.Struct, Generic[T_co], frozen=True):
     @property
     def heading(self) -> str:
         """Its title with its unit, for a line of its own."""
-        return self.line or (f"{self.words} ({self.unit})" if self.unit else self.words)
+        title = self.line or (f"{self.words} ({self.unit})" if self.unit else self.words)
+        return self.csv or self.name if self.only_csv else title
 
     @property
     def column(self) -> Column:
@@ -197,7 +205,8 @@ class Figure(msgspec.Struct, Generic[T_co], frozen=True):
     def ranged(self) -> Figure[T_co]:
         """The interval of the figure, as a figure beside it."""
         unit = f" ({self.unit})" if self.unit else ""
-        return msgspec.structs.replace(self, title="range", unit="", line=f"{self.words}, range{unit}", form="range")
+        form = "ms_range" if self.form == "ms" else "range"
+        return msgspec.structs.replace(self, title="range", unit="", line=f"{self.words}, range{unit}", form=form)
 
     def as_form(self, form: Form) -> Figure[T_co]:
         """The figure in another form."""

@@ -207,7 +207,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             across: with a row for each figure and a column for each row.
             heads: of the columns, the first one included, if `across`.
-            notes: instead of its own.
+            notes: above its own.
             detail: where it is shown.
         """
         if across:
@@ -216,8 +216,9 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
         else:
             columns = tuple(figure.column for figure in self.figures)
             rows = tuple(tuple(figure.tell(row) for figure in self.figures) for row in self.rows)
-        texts = tuple(notes) or tuple(note.message for note in self.notes)
-        return Sheet(title=self.title, columns=columns, rows=rows, notes=texts, detail=detail)
+        texts = (*notes, *(note.message for note in self.notes))
+        hidden = frozenset(each.heading for each in self.figures if across and each.only_csv)
+        return Sheet(title=self.title, columns=columns, rows=rows, notes=texts, csv_rows=hidden, detail=detail)
 
     def csv(self, more: Callable[[Row], Iterator[tuple[str, Any]]] = lambda _: iter(())) -> str:
         """The frame as a CSV file, values of estimates with the ends of their intervals.

@@ -111,16 +111,16 @@ def step_sheet(summary: Summary) -> Sheet:
     if rate is not None:
         rows.append((SAMPLES_PER_S.title, rate.text(), ""))
     if times is not None:
-        rows.append((STEP_TIME.heading, times.median.text(), ""))
+        rows.append((STEP_TIME.heading, times.median.text("ms"), ""))
         for part in PARTS:
             part_ms = or_none(getattr(mean, part.name, None))
             if mean is not None and part_ms is not None and mean.step_ms > 0:
                 exposed = or_none(summary.comm.exposed_ms) if part.name == "exposed_ms" else None
-                figures = (exposed or exactly(part_ms)).text()
+                figures = (exposed or exactly(part_ms)).text("ms")
                 rows.append((f"  {part.title}", figures, percent(part_ms / mean.step_ms, ".0f")))
                 if part.name == "exposed_ms" and mean.local_ms:
                     inside = percent(mean.local_ms / mean.step_ms, ".0f")
-                    rows.append((f"  {INSIDE}", exactly(mean.local_ms).text(), inside))
+                    rows.append((f"  {INSIDE}", exactly(mean.local_ms).text("ms"), inside))
     first, last = or_none(summary.first_loss), or_none(summary.last_loss)
     if first is not None and last is not None:
         rows.append(("loss, first and last", f"{format_figure(first)}, {format_figure(last)}", ""))

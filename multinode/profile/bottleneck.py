@@ -117,7 +117,7 @@ NO_COMMUNICATION = _rule(
 def find_bottleneck(
     split: StepSplit, stragglers: Sequence[Straggler] = (), waiting: Waiting | None = None, *, nodes: int = 2
 ) -> Bottleneck:
-    """The largest part above 5% of a step; of equal ones the network, then stragglers, then data.
+    """The largest noticeable part of a step; of equal ones the network, then stragglers, then data.
 
     Args:
         split: of the step.

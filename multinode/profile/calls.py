@@ -49,7 +49,7 @@ class SeenCall(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_small(self) -> bool:
-        """Whether it carries less than 1 KiB, or is a barrier."""
+        """Whether it carries less than `SMALL_BYTES`, or is a barrier."""
         return self.op == "barrier" or self.size_bytes < SMALL_BYTES
 
     @property

@@ -200,11 +200,7 @@ _PROCESSORS = (
 )
 _REST = (
     _Condition(figure="cpu_iowait_percent", more=10, rule=_IOWAIT),
-    _Condition(
-        figure="retransmitted_share",
-        beyond=0.001,
-        disturbance=_RETRANSMITTED,
-    ),
+    _Condition(figure="retransmitted_share", beyond=0.001, disturbance=_RETRANSMITTED),
 )
 
 
@@ -276,10 +272,7 @@ def _compare(conditions: Iterable[_Condition], beside: Beside) -> Iterator[Likel
             quota = _figure(beside.use, "quota_cores") if condition.alone else None
             limit = f" ({quota:.2f} cores)" if quota is not None else ""
             yield beside.cause(
-                rule,
-                limit=limit,
-                quota_cores=quota,
-                **{condition.figure: figure, f"peers_{condition.figure}": there},
+                rule, limit=limit, quota_cores=quota, **{condition.figure: figure, f"peers_{condition.figure}": there}
             )
 
 

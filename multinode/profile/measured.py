@@ -17,7 +17,7 @@ from multinode.figures.figure import MONEY, Figure, Row
 from multinode.findings.finding import Finding
 from multinode.model.workload import SETTINGS, FullRun, JobSettings
 from multinode.profile.machine_use import NodeUse
-from multinode.profile.throughput import STEP_TIME_CV, STEP_TIME_P95, TGS, TOKENS_PER_S
+from multinode.profile.throughput import STEP_TIME_CV, STEP_TIME_P95, TGS, TOKENS_PER_S, Throughput
 from multinode.records.plan import LaunchPlan
 from multinode.stats.estimate import Estimate, Spread, inverse, known_sum
 from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, or_unknown
@@ -56,6 +56,7 @@ def measured_values(measured: Measured) -> dict[str, Any]:
     return values | {
         STEP_TIME_P95.name: None if spread is None else spread.p95,
         STEP_TIME_CV.name: None if spread is None else spread.cv,
+        **speed_values(measured),
     }
 
 
@@ -169,7 +170,12 @@ EFFICIENCY = Figure[float](
 
 
 SPEEDS: tuple[Figure[Any], ...] = (TOKENS_PER_S, TGS)
-"""The speed of a training beside samples/s, in the tables of contrasts and sweeps; `measured_values` has the values."""
+"""The speed of a training beside samples/s, in the tables of runs, contrasts and sweeps."""
+
+
+def speed_values(of: Measured | Throughput) -> dict[str, Any]:
+    """The values of `SPEEDS`, by their names; a run's summary is a `Throughput`."""
+    return {TOKENS_PER_S.name: of.tokens_per_s, TGS.name: of.tgs}
 
 
 M = TypeVar("M", bound=Measured)

@@ -17,6 +17,7 @@ from multinode.profile.calls import SeenCall, WorkerCalls, busiest_worker
 from multinode.profile.nic_flows import NicFlows, expect_flows
 from multinode.profile.nics import NodeNics, read_node_nics
 from multinode.profile.observed import Observed
+from multinode.render.sheet import percent
 from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, reason_of
 from multinode.units import format_bytes, format_list
 
@@ -39,7 +40,7 @@ _RDMA = COUNTERS.rule(
 )
 _IDLE = COUNTERS.rule(
     "idle",
-    about="traffic before training that exceeds 1% of the traffic of a step",
+    about=f"traffic before training that exceeds {percent(_IDLE_IS_MUCH, '.0f')} of the traffic of a step",
     message="Before training, {ifname} on {node} already carried {idle} in the time that a step takes. The "
     "figures include such traffic.",
     figures=("ifname", "idle_bytes"),
@@ -76,11 +77,7 @@ NIC_TRAFFIC = Figure[float](
     phrase="NIC traffic per step",
 )
 _EXPECTED = Figure[float](
-    "expected",
-    "expected NIC traffic",
-    "MB",
-    form="megabytes",
-    about="expected traffic per step on the busiest NIC",
+    "expected", "expected NIC traffic", "MB", form="megabytes", about="expected traffic per step on the busiest NIC"
 )
 BYTES_FIGURES = (PAYLOAD, _EXPECTED, NIC_TRAFFIC)
 
@@ -90,15 +87,14 @@ class SeenTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
     bytes_per_step: BytesPerStep = BytesPerStep()  # three figures for the same step
     calls: tuple[SeenCall, ...] = ()  # of the busiest worker, most bytes first
-    # why they differ by more than 3% (calls and expected) or 5% (expected and NIC); remarks on the counters
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()  # why they differ, if by much; remarks on the counters
 
 
 def see_traffic(observed: Observed, every: Mapping[int, WorkerCalls]) -> SeenTraffic:
     """The communication per measured step.
 
-    Calls of less than 1 KiB and barriers are listed, but need no known algorithm. The NIC's figure is raw: idle traffic
-    is not subtracted, but reported above 1%.
+    Small calls and barriers are listed, but need no known algorithm. The NIC's figure is raw: idle traffic is
+    not subtracted, but reported if there is much of it.
 
     Args:
         observed: the run.
@@ -125,11 +121,7 @@ def see_traffic(observed: Observed, every: Mapping[int, WorkerCalls]) -> SeenTra
             findings = [*judge_calls(busiest, flows), *findings]
         if any(not isinstance(node.carried, Unknown) for node in nics):
             findings += judge_counters(observed, calls, nics, flows)
-    return SeenTraffic(
-        bytes_per_step=figures,
-        calls=_rows(busiest) if busiest else (),
-        findings=tuple(findings),
-    )
+    return SeenTraffic(bytes_per_step=figures, calls=_rows(busiest) if busiest else (), findings=tuple(findings))
 
 
 def _asked(busiest: WorkerCalls | None, observed: Observed, every: Mapping[int, WorkerCalls]) -> float:

@@ -28,6 +28,7 @@ from multinode.profile.machine_use import (
     NodeUse,
     node_row,
 )
+from multinode.profile.measured import SPEEDS, speed_values
 from multinode.profile.nics import NIC_DROPS, NIC_IN, NIC_LINK, NIC_NAME, NIC_OUT, NIC_PEAK, NIC_SHARE, RATES
 from multinode.profile.step_bytes import BYTES_FIGURES
 from multinode.profile.step_split import INSIDE, PART_NAMES, PARTS, WorkerSplit
@@ -163,10 +164,13 @@ def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
         yield STEP_TIME.words, f"{format_ms(spread.median)} (p95 {format_ms(spread.p95)}, cv {spread.cv:.2f})"
     if (rate := value_of(summary.samples_per_s)) is not None:
         yield SAMPLES_PER_S.title, f"{format_sig(rate)} (all workers)"
-    if tokens := _padded(summary, summary.tokens_per_s, summary.effective_tokens_per_s):
-        yield TOKENS_PER_S.title, f"{tokens} (all workers)"
-    if tokens := _padded(summary, summary.tgs, summary.effective_tgs):
-        yield TGS.title, f"{tokens} (tokens/s per worker)"
+    values = speed_values(summary)
+    for figure in SPEEDS:
+        field, of = _WITHOUT_PADDING.get(figure.name, ("", figure.unit))
+        speed = values[figure.name]
+        text = _padded(summary, speed, getattr(summary, field)) if field else figure.text(speed)
+        if text not in {"", UNKNOWN}:
+            yield figure.title, f"{text} ({of})" if of else text
     yield from _utilisation(summary)
     first, last = or_none(summary.first_loss), or_none(summary.last_loss)
     if first is not None and last is not None:
@@ -174,6 +178,13 @@ def _speed(summary: Summary) -> Iterator[tuple[str, ...]]:
     parameters, trainable = or_none(summary.parameters), or_none(summary.trainable)
     if parameters is not None and trainable is not None:
         yield "model", f"{parameters:,} parameters, {trainable:,} trainable"
+
+
+# The same speed without padding, and of whom both are.
+_WITHOUT_PADDING = {
+    TOKENS_PER_S.name: ("effective_tokens_per_s", "all workers"),
+    TGS.name: ("effective_tgs", "tokens/s per worker"),
+}
 
 
 def _padded(summary: Summary, padded: Estimate | Unknown, effective: float | Unknown) -> str:

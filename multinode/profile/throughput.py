@@ -80,11 +80,7 @@ class _Rate(msgspec.Struct, frozen=True, kw_only=True):
 _SAMPLES = _Work(field="samples", meaning="the number of samples per step")
 _TOKENS = _Work(field="tokens", meaning="the number of tokens per step")
 _TOO_LATE = f"a GPU reports its padding a few steps late, so more than {_LEAST_LATE_STEPS} measured steps are needed"
-_EFFECTIVE = _Work(
-    field="effective_tokens",
-    meaning="the number of tokens without padding",
-    comes_late=True,
-)
+_EFFECTIVE = _Work(field="effective_tokens", meaning="the number of tokens without padding", comes_late=True)
 
 
 NO_STEP = "no worker recorded a step"

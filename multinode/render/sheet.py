@@ -54,16 +54,17 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     legend: tuple[str, ...] = ()  # what its signs mean; on a terminal only where details are shown
     tones: dict[str, Tone] = {}  # of cells with these texts
     dense: bool = False  # without padding on a terminal: a matrix of many columns
+    csv_rows: frozenset[str] = frozenset()  # first cells of the rows that only a CSV file has
     split: int = 0  # most columns of figures beside each other on a terminal; the first stays beside all others
     detail: Detail = "always"
 
     @property
     def shown(self) -> Sheet:
-        """The table without the columns that only a CSV file has."""
+        """The table without the columns and rows that only a CSV file has."""
         kept = [not column.only_csv for column in self.columns]
-        if all(kept):
+        if all(kept) and not self.csv_rows:
             return self
-        rows = tuple(tuple(itertools.compress(row, kept)) for row in self.rows)
+        rows = tuple(tuple(itertools.compress(row, kept)) for row in self.rows if row[0] not in self.csv_rows)
         return msgspec.structs.replace(self, columns=tuple(itertools.compress(self.columns, kept)), rows=rows)
 
 

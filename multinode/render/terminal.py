@@ -19,16 +19,7 @@ from multinode.render.sheet import (
     is_empty,
     joined_labels,
 )
-from multinode.render.table import (
-    TONES,
-    WIDE,
-    Part,
-    command_lines,
-    labelled_parts,
-    paragraph,
-    screen_text,
-    sheet_table,
-)
+from multinode.render.table import TONES, WIDE, Part, command_lines, labelled_parts, paragraph, screen_text, sheet_table
 
 _BOLD = frozenset({"heading", "section", "lead", "strong"})
 

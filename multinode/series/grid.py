@@ -23,7 +23,7 @@ from multinode.job.launch_options import LaunchOptions
 from multinode.records.benchmark import Benchmark
 from multinode.records.run import Failure, NodeRun, Run
 from multinode.secret_values import is_secret
-from multinode.units import format_count, format_figure
+from multinode.units import about, format_count, format_figure
 
 ENDS = RuleGroup("Why a cell of a series, or a repeat, has no figures")
 NO_FIGURES = ENDS.rule("no-figures", about="a run without figures", message="{lacks}")
@@ -362,12 +362,7 @@ def _change(record: GridRecord, index: int, **changes: Any) -> GridRecord:
     return msgspec.structs.replace(record, cells=tuple(cells))
 
 
-_MINUTE_S, _HOUR_S = 60, 3600
-
-
 _STATES = ("measured", "out_of_memory", "skipped", "failed", "waiting", "running")
-
-
 _OUT_OF = {"gpu": "out of GPU memory", "node": "out of the node's memory"}
 
 
@@ -381,17 +376,6 @@ def left_s(record: GridRecord, runs: int) -> float | None:
     if limit_s is not None:
         took = [one_s for one_s in took if one_s >= limit_s] or [limit_s]
     return statistics.fmean(took) * runs if took else None
-
-
-def about(seconds: float) -> str:
-    """An estimate for people: `about 40 s`, `about 4 min`, `about 2 h 10 min`."""
-    if seconds < 1.5 * _MINUTE_S:
-        return f"about {max(10, round(seconds, -1)):.0f} s"
-    minutes = round(seconds / _MINUTE_S)
-    if seconds < 1.5 * _HOUR_S:
-        return f"about {minutes} min"
-    hours, rest = divmod(round(minutes, -1), _MINUTE_S)
-    return f"about {hours} h {rest:02d} min" if rest else f"about {hours} h"
 
 
 def cell_line(number: int, total: int, name: str, remaining_s: float | None) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from multinode.stats.unknown import Unknown
-from multinode.units import UNKNOWN, format_sig, times
+from multinode.units import UNKNOWN, format_sig, ms_digits, times
 
 Bounds = tuple[float, float]
 """Low and high."""
@@ -40,7 +40,7 @@ _WIDEST = 10.0
 PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
 # A wider or narrower interval is not shown as plus-minus.
 _WIDE, _NARROW = 0.25, 0.0005
-Form = Literal["figure", "percent", "range", "times", "times_in_words", "times_range", "faster"]
+Form = Literal["figure", "ms", "percent", "range", "ms_range", "times", "times_in_words", "times_range", "faster"]
 """How an estimate is worded: `Estimate.text`."""
 
 
@@ -83,18 +83,19 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="e
 
         Args:
             form: `figure`: `19.4 +- 0.9`, with a wide interval `19.4 (15.1-27)`; `percent`: this form of a figure in
-                percent; `range`: `15.1-27`; of a ratio of speeds `times`: `6.7x (5.0-9.0)`, `times_in_words`: `6.7x
-                (5.0x to 9.0x)`, `times_range`: `5.0x to 9.0x`, `faster`: `6.7x faster (5.0x to 9.0x)` or `slower`. Ends
-                that read the same are left out.
+                percent; `range`: `15.1-27`; of step times `ms` and `ms_range`; of a ratio of speeds `times`: `6.7x
+                (5.0-9.0)`, `times_in_words`: `6.7x (5.0x to 9.0x)`, `times_range`: `5.0x to 9.0x`, `faster`: `6.7x
+                faster (5.0x to 9.0x)` or `slower`. Ends that read the same are left out.
             unit: behind a `figure`.
         """
+        write = ms_digits if form in {"ms", "ms_range"} else format_sig
         match form:
-            case "figure":
-                words = self._plus_minus(unit)
+            case "figure" | "ms":
+                words = self._plus_minus(unit, write=write)
             case "percent":
                 words = self._plus_minus("%", most=1)
-            case "range":
-                words = f"{format_sig(self.low)}-{format_sig(self.high)}"
+            case "range" | "ms_range":
+                words = f"{write(self.low)}-{write(self.high)}"
             case "times_range":
                 words = f"{times(self.low)} to {times(self.high)}"
             case "times":
@@ -106,12 +107,12 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="e
                 words = f"{times(more.value)} {how}{_ends(more)}"
         return words
 
-    def _plus_minus(self, unit: str, most: int = 9) -> str:
+    def _plus_minus(self, unit: str, most: int = 9, write: Callable[[float], str] = format_sig) -> str:
         value, off = self.value, max(self.high - self.value, self.value - self.low)
         if off <= _NARROW * value:
-            return format_sig(value) + unit
+            return write(value) + unit
         if off > _WIDE * value:
-            return f"{format_sig(value)}{unit} ({self.text('range')})"
+            return f"{write(value)}{unit} ({write(self.low)}-{write(self.high)})"
         # One uncertain digit, two if the first is a 1.
         digits = -math.floor(math.log10(off))
         digits = min(most, max(0, digits + (off * 10.0**digits < 2)))  # noqa: PLR2004 - two and more need no second one

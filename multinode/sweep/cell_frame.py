@@ -33,7 +33,9 @@ def shown_frame(table: CellTable) -> Frame:
     rows = table.cells
     whole = cell_frame(rows, table.job, table.notes)
     figures = [
-        msgspec.structs.replace(figure, unit=money_unit(figure.unit, rows)) for figure in whole.figures if figure.title
+        msgspec.structs.replace(figure, unit=money_unit(figure.unit, rows))
+        for figure in whole.figures
+        if figure.title and not figure.only_csv
     ]
     told = whole.only(figures).varying([figure for figure, _ in constants(rows)])
     return whole.only([LABEL, *(figure for figure in told.figures if figure.name != LABEL.name)])
@@ -44,7 +46,7 @@ def constants(cells: Sequence[CellRow]) -> tuple[tuple[Figure[Any], str], ...]:
     same: list[tuple[Figure[Any], str]] = []
     frame = cell_frame(cells)
     for figure in frame.figures:
-        if not figure.title or figure.is_measured or figure.name == LABEL.name:
+        if not figure.title or figure.only_csv or figure.is_measured or figure.name == LABEL.name:
             continue
         texts = {text for row in frame.rows if (text := figure.tell(row)) != UNKNOWN or row.item.state == MEASURED}
         # Of a method without adapters the rank is not unknown: there is none.

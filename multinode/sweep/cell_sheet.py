@@ -64,6 +64,7 @@ from multinode.sweep import table_notes
 from multinode.sweep.cell_frame import constants, shown_frame
 from multinode.sweep.cell_table import combine, lack_currency, unpriced_devices
 from multinode.sweep.cells import (
+    BY_NAME,
     CELL_FIGURES,
     DEVICE,
     LABEL,
@@ -380,7 +381,7 @@ def _key_figures(table: CellTable) -> Iterator[tuple[str, str]]:
             yield f"{title}: {best.item.label}", figure.tell(best)
 
 
-# Figures that come first are kept longest in narrow tables; keys of the job come between the two lists.
+# Figures that come first are kept longest in narrow tables; keys of the job come between the two lists, others last.
 _FIRST: tuple[Figure[Any], ...] = (
     *(LABEL, SPEED, RELATIVE, PEAK_MEMORY, NETWORK_SHARE, STEP_TIME, WHOLE_TIME, WHOLE_COST, SAMPLES_PER_MONEY),
     *(TOKENS_PER_S, SPEED_PER_PURCHASE, MFU, METHOD, PER_DEVICE_BATCH, NODES, DEVICE, MODEL, SEQUENCE_LENGTH),
@@ -475,7 +476,8 @@ def _speed_interval(row: Row) -> str:
 
 
 def _fitting(frame: Frame, width: int, first: str | None, most: int = 99) -> Frame:
-    ranks = dict.fromkeys((figure.name for figure in frame.figures), _RANK_OF_KEYS) | _RANKS
+    keys = (figure.name for figure in frame.figures if figure.name not in BY_NAME)
+    ranks = dict.fromkeys(keys, _RANK_OF_KEYS) | _RANKS
     return frame.fit(width, ranks | ({first: -1} if first else {}), lambda figure: _most(figure, width), most)
 
 

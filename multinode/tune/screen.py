@@ -13,12 +13,11 @@ from multinode.predict.advice import CHANGE
 from multinode.predict.advice_screen import AGAINST_ONE_NODE as PREDICTED_OVER_ONE_NODE
 from multinode.profile.throughput import SAMPLES_PER_S
 from multinode.render.sheet import Block, Chart, Charts, Labels, Prose, Sheet, Tiles, Tone
-from multinode.series.grid import about
 from multinode.stats.estimate import PLUS_MINUS, Estimate, text_of
 from multinode.stats.unknown import Unknown
 from multinode.tune.judge import SAME_LOSS, SOONER, TunedRow, Tuning
 from multinode.tune.trial import BASELINE, LeftOut
-from multinode.units import UNKNOWN, format_count, format_duration, format_sig, times
+from multinode.units import UNKNOWN, about, format_count, format_duration, format_sig, times
 
 _LEFT_OUT = {
     "memory": "does not fit on the GPUs",
@@ -220,7 +219,7 @@ def _sheet(tuning: Tuning) -> Sheet:
         rows=tuple(Row(row, msgspec.structs.asdict(row) | {CHANGE.name: row.candidate.name}) for row in tuning.rows),
         figures=by_speed if tuning.judged_by == "speed" else by_loss,
     )
-    return msgspec.structs.replace(frame.sheet(), notes=tuple(_notes(tuning)), legend=tuple(_legend(tuning)))
+    return msgspec.structs.replace(frame.sheet(notes=tuple(_notes(tuning))), legend=tuple(_legend(tuning)))
 
 
 def _notes(tuning: Tuning) -> Iterator[str]:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from multinode.figures.figure import Figure, Row
 from multinode.figures.frame import Frame
+from multinode.findings.finding import Finding
 from multinode.render.blocks import blocks_html
 from multinode.render.csv_text import blocks_csv
 from multinode.render.sheet import Column, Sheet, blocks_markdown, sheet_markdown
@@ -42,3 +43,19 @@ def test_a_figure_for_csv_files_alone_is_in_no_other_table() -> None:
     assert (
         blocks_csv([("r", [sheet])]) == "run,table,row,figure,unit,value\nr,runs,1,speed,,19.0\nr,runs,1,seed,,1234\n"
     )
+
+
+def test_nor_is_it_a_row_of_a_table_with_a_column_for_each_side() -> None:
+    speed, seed = Figure[float]("speed", "speed", form="figure"), Figure[int]("seed", form="digits", only_csv=True)
+    sides = (Row(None, {"speed": 19.0, "seed": 1234}), Row(None, {"speed": 37.0, "seed": 1234}))
+    heads = (Column("", words=True), Column("1 node"), Column("2 nodes"))
+    sheet = Frame(title="sides", rows=sides, figures=(speed, seed)).sheet(across=True, heads=heads)
+    shown = (screen_text(block_parts([sheet])), blocks_markdown([sheet]), blocks_html([sheet]))
+    assert [("37.0" in text, "1234" in text, "seed" in text) for text in shown] == [(True, False, False)] * 3
+    assert "r,sides,2,,,seed\nr,sides,2,1 node,,1234\nr,sides,2,2 nodes,,1234\n" in blocks_csv([("r", [sheet])])
+
+
+def test_notes_of_a_table_stand_above_those_of_its_frame() -> None:
+    speed, own = Figure[float]("speed", "speed", form="figure"), Finding(message="the nodes were busy")
+    frame = Frame(rows=(Row(None, {"speed": 19.0}),), figures=(speed,), notes=(own,))
+    assert frame.sheet(notes=("speed: of all workers",)).notes == ("speed: of all workers", "the nodes were busy")
