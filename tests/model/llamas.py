@@ -101,4 +101,5 @@ def live_peak(widths: DecoderWidths, placement: StatePlacement, batch: MicroBatc
         if not batch.holds_outputs:
             del outputs
         loss.backward()
-    return live.peak
+    peak: int = live.peak
+    return peak

@@ -11,7 +11,6 @@ from multinode.series.grid import (
     CellRecord,
     Grid,
     GridRecord,
-    about,
     cell_line,
     due_turns,
     end_line,
@@ -19,6 +18,7 @@ from multinode.series.grid import (
     state_line,
 )
 from multinode.sweep.grid_plan import plan_grid, plan_lines
+from multinode.units import about
 
 CLUSTER: Cluster = parse_hostfile("a\nb\n", "hosts")
 GRID = Grid(settings={BATCH: (4, 1), "finetuning_type": ("lora", "full")}, nodes=(2,), workers_per_node=(1,), repeats=2)
