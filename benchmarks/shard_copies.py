@@ -19,7 +19,7 @@ from pathlib import Path
 
 from command import JOB, SHAPE, call
 
-STEPS, EVERY = 60, 10
+STEPS, EVERY = 50, 10
 
 
 def main() -> None:

@@ -176,7 +176,7 @@ class Member:
     def open(self, credentials: CopyCredentials, *, is_source: bool, delete: bool, share: float) -> None:
         """Start its part."""
         request = {"schema": 1, "paths": self.participant.paths, "addr": self.participant.addr, "source": is_source}
-        request |= {"delete": delete, "share": share, **msgspec.to_builtins(credentials)}
+        request |= {"delete": delete, "share": share, "background": share < 1, **msgspec.to_builtins(credentials)}
         if self.participant.is_here:
             self.stream = _SessionHere(request)
         else:

@@ -281,7 +281,14 @@ class _Attempts:
         answers = self._context.agent.call_all(
             self._launch.cluster.nodes,
             "checkpoints",
-            lambda node: {"schema": 1, "directory": directory, "cwd": cwds[node.name], "most": most},
+            lambda node: {
+                "schema": 1,
+                "directory": directory,
+                "cwd": cwds[node.name],
+                "most": most,
+                # As the job is training.
+                "background": most == 1,
+            },
             _CheckpointsThere,
             deadline_s=_ANSWER_S,
         )

@@ -42,6 +42,7 @@ _PROGRAMS = {
 }
 # Set if this is the first process of a Slurm step: seconds between Slurm's SIGTERM and its SIGKILL.
 _KILL_WAIT = "MULTINODE_KILL_WAIT_S"
+_LOWEST_PRIORITY = 19
 
 
 def main() -> NoReturn:
@@ -107,6 +108,9 @@ def _run_verbs(arguments: list[str], channel: Channel) -> None:
 def _run_verb(arguments: list[str], request: Record, channel: Channel) -> None:
     if len(arguments) != 1 or arguments[0] not in _VERBS:
         raise AgentError(f"no such verb: {' '.join(arguments) or '(none)'}", hint=f"use one of {', '.join(_VERBS)}")
+    if request.get("background"):
+        # The cores belong to the job beside it.
+        os.setpriority(os.PRIO_PROCESS, 0, _LOWEST_PRIORITY)
     _find(_VERBS[arguments[0]])(request, channel)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -132,3 +133,15 @@ def test_no_thread_is_left_when_a_run_is_forked_after_a_probe(node: LocalNode) -
         assert len(list(Path(f"/proc/{talk.process.pid}/task").iterdir())) == 1
         talk.send({"schema": 1, "verb": "supervise", **node.request(["true"])})
         assert talk.read_all()[-1]["exit_code"] == 0
+
+
+def test_an_agent_in_the_background_leaves_the_cores_to_the_job(node: LocalNode, archive: str, tmp_path: Path) -> None:
+    request = {"schema": 1, "directory": str(tmp_path), "cwd": None, "background": True, "then": True}
+    command = [*PYTHON, archive, "checkpoints"]
+    with subprocess.Popen(command, env=node.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        agent.stdin.write(json.dumps(request).encode() + b"\n")
+        agent.stdin.flush()
+        assert next(parse_records(agent.stdout))["kind"] == "checkpoints"
+        assert os.getpriority(os.PRIO_PROCESS, agent.pid) == 19
