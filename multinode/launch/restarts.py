@@ -278,17 +278,12 @@ class _Attempts:
         ).running()
 
     def _ask(self, directory: str, cwds: Mapping[str, str | None], most: int = _MOST_CHECKPOINTS) -> dict[str, Saved]:
+        # The newest alone is asked for while the job trains.
+        request = {"schema": 1, "directory": directory, "most": most, "background": most == 1}
         answers = self._context.agent.call_all(
             self._launch.cluster.nodes,
             "checkpoints",
-            lambda node: {
-                "schema": 1,
-                "directory": directory,
-                "cwd": cwds[node.name],
-                "most": most,
-                # As the job is training.
-                "background": most == 1,
-            },
+            lambda node: request | {"cwd": cwds[node.name]},
             _CheckpointsThere,
             deadline_s=_ANSWER_S,
         )
