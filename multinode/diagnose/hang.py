@@ -373,13 +373,12 @@ def _lagging_in_nccl(run: _Hanging) -> Stall | None:
                 text = (
                     f"launched {lag.launched} {lag.operation} operations while another launched {lag.most} (NCCL RAS)"
                 )
-                now = f"; rank {ranks[0].rank} is executing"
-                return _late(run, "fewer_operations", ranks, text, now)
+                return _late(run, "fewer_operations", ranks, text)
     return None
 
 
-def _late(run: _Hanging, code: str, ranks: _Ranks, text: str, now: str = ", and is in") -> Stall:
-    place = f"{now} {ranks[0].place}" if ranks[0].frames else ""
+def _late(run: _Hanging, code: str, ranks: _Ranks, text: str) -> Stall:
+    place = f"; rank {ranks[0].rank} is executing {ranks[0].place}" if ranks[0].frames else ""
     return run.blame(code, ranks, f"have {text}{place}", "its full stack is in stall.json")
 
 

@@ -267,7 +267,7 @@ class _Attempts:
 
         def look() -> dict[str, tuple[Checkpoint, ...]]:
             # Reading old ones again would take the nodes' time from the training.
-            answers = self._ask(place.output, place.cwds, most=1)
+            answers = self._ask(place.output, place.cwds, while_training=True)
             return {node: answer.without(self._earlier.get(node)).checkpoints for node, answer in answers.items()}
 
         def copy_shards(checkpoint: str, copied: CheckpointCopy, over: threading.Event) -> None:
@@ -277,9 +277,9 @@ class _Attempts:
             look, copy_shards, ranks=place.ranks, layout=place.layout, copies=copies, say=self._context.say
         ).running()
 
-    def _ask(self, directory: str, cwds: Mapping[str, str | None], most: int = _MOST_CHECKPOINTS) -> dict[str, Saved]:
-        # The newest alone is asked for while the job trains.
-        request = {"schema": 1, "directory": directory, "most": most, "background": most == 1}
+    def _ask(self, directory: str, cwds: Mapping[str, str | None], *, while_training: bool = False) -> dict[str, Saved]:
+        most = 1 if while_training else _MOST_CHECKPOINTS
+        request = {"schema": 1, "directory": directory, "most": most, "background": while_training}
         answers = self._context.agent.call_all(
             self._launch.cluster.nodes,
             "checkpoints",

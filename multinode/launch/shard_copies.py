@@ -15,8 +15,8 @@ SHARE = 0.25
 """The part of the time in which a node sends copies of its shards while it trains."""
 
 _LOOK_S = 5.0
-# Once a checkpoint is safe: each look starts an interpreter on each node.
-_LOOKS_LEFT_OUT = 2
+# How many times as long once a checkpoint is safe: each look starts an interpreter on each node.
+_LATER = 3
 # Adam's two states and the parameters themselves, which DeepSpeed keeps in fp32 (multinode/model/training.py).
 _BYTES_PER_TRAINED = 12
 _GBIT_BYTES = 1e9 / 8
@@ -103,7 +103,7 @@ class ShardCopies:
             self._copying.acquire(timeout=_END_S)
 
     def _run(self) -> None:
-        while not self._over.wait(self._look_s * (1 + _LOOKS_LEFT_OUT * self._has_said_safe)):
+        while not self._over.wait(self._look_s * (_LATER if self._has_said_safe else 1)):
             try:
                 seen = self._look()
                 with self._copying:
