@@ -39,9 +39,8 @@ for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
 ROOT = Path(__file__).parents[1]
 # Settings of whoever runs the tests are none of theirs.
 os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
-_PYTEST_OWN = "PYTEST_"
-# torch before 2.9 sets it when CUDA starts.
-_TORCH_OWN = "CUDA_MODULE_LOADING"
+# pytest's for each test; torch's when CUDA starts (before 2.9), and when its compiler is imported.
+_SET_BY_OTHERS = ("PYTEST_", "CUDA_MODULE_LOADING", "TORCHINDUCTOR_CACHE_DIR")
 
 pytest_plugins = ["pytester"]
 
@@ -106,7 +105,7 @@ def leave_as_found() -> Iterator[None]:
 
 
 def _environ() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith((_PYTEST_OWN, _TORCH_OWN))}
+    return {name: value for name, value in os.environ.items() if not name.startswith(_SET_BY_OTHERS)}
 
 
 def _cwd() -> Path | None:
