@@ -1,78 +1,167 @@
-"""What copying shards to the next node in the background adds to a step.
+"""What copying shards to the next node in the background adds to a step: blocks of one training with and without it.
+
+Run as root, with a lab of two nodes up and nothing else on the machine; 20 pairs take half an hour:
 
     multinode lab up --nodes 2 --rate 1gbit
     .venv/bin/python benchmarks/shard_copies.py --pairs 20
 
-As root, with a lab of two nodes up. Each pair is one training with ZeRO-2 that copies its shards after each save, and
-one with `--shard-copies 0`, in an order that alternates. Compared are the mean times of all steps after the first save,
-without those that save: the copying goes on beside them.
+The training is ZeRO-2 with a save every 10 steps. In every other block, its controller neither looks for checkpoints nor
+copies their shards; the order within a pair changes from one to the next, so that drift of the machine hits both alike.
+A block begins some seconds after the change, which a copy under way takes to end. Compared are the mean times of the
+first worker's steps, without those that save: the copying goes on beside them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
+import os
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from command import JOB, SHAPE, call
+from command import JOB, REPOSITORY, SHAPE
 
-STEPS, EVERY = 50, 10
+from multinode.cli import main as command_line
+from multinode.launch import restarts
+from multinode.launch.shard_copies import Seen, ShardCopies
+
+EVERY = 10
+# Once a checkpoint is safe, the controller looks every 15 s: a block has as many looks as every other.
+_LOOKS_S = 15.0
+_SETTLE_S = 5.0
+_START_S = 400.0
+# Where a file of this name is, nothing is copied.
+_SWITCH = "MULTINODE_COPIES_OFF"
+# Of Student's distribution, 97.5%, by degrees of freedom: both ends of a 95% interval.
+_STUDENT = {1: 12.706, 4: 2.776, 9: 2.262, 19: 2.093, 29: 2.045, 39: 2.023}
 
 
 def main() -> None:
     """Measure and print one JSON document, and a line for each pair on stderr."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=20, choices=[one + 1 for one in _STUDENT])
+    parser.add_argument("--looks", type=int, default=2, help="how often the controller looks in a block")
     asked = parser.parse_args()
     pairs = []
-    for number in range(asked.pairs):
-        order = (0, 1) if number % 2 else (1, 0)
-        times_ms = {copies: step_ms(copies) for copies in order}
-        pairs.append({"without_ms": times_ms[0], "with_ms": times_ms[1], "ratio": times_ms[1] / times_ms[0]})
-        print(f"{number + 1}: {json.dumps(pairs[-1])}", file=sys.stderr, flush=True)
-    median = statistics.median(pair["ratio"] for pair in pairs)
+    with tempfile.TemporaryDirectory(prefix="multinode-copies-") as folder, _training(Path(folder)) as samples:
+        for number in range(asked.pairs):
+            order = (False, True) if number % 2 else (True, False)
+            ms = {copies: _block(Path(folder), samples, copies, asked.looks * _LOOKS_S) for copies in order}
+            pairs.append({"without_ms": ms[False], "with_ms": ms[True], "ratio": ms[True] / ms[False]})
+            print(f"{number + 1}: {json.dumps(pairs[-1])}", file=sys.stderr, flush=True)
+        copied = _copied(Path(folder))
+    ratios = [pair["ratio"] for pair in pairs]
+    half = _STUDENT[len(ratios) - 1] * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    mean = statistics.fmean(ratios)
     document = {
-        "schema": "multinode.benchmark.shard_copies/1",
+        "schema": "multinode.benchmark.shard_copies/2",
+        "job": JOB,
+        "block_s": asked.looks * _LOOKS_S,
         "pairs": pairs,
-        "median_ratio": median,
+        "copied_parts": copied,
+        "median_ratio": statistics.median(ratios),
+        "mean_ratio": mean,
+        "interval_95": [mean - half, mean + half],
     }
     print(json.dumps(document, indent=1))
 
 
-def step_ms(copies: int) -> float:
-    """Mean time of a step of a training with that many copies of each shard.
+class _Switched(ShardCopies):
+    """Copies only while no file says otherwise, and notes what it copied."""
 
-    Raises:
-        SystemExit: the training failed, or recorded no step.
-    """
-    with tempfile.TemporaryDirectory(prefix="multinode-copies-") as runs:
-        settings = {
-            "max_steps": STEPS,
-            "save_strategy": "steps",
-            "save_steps": EVERY,
-            "output_dir": f"/var/tmp/{Path(runs).name}",  # noqa: S108 - on the lab's own nodes
-            "deepspeed": "configs/deepspeed/ds_z2_config.json",
-        }
-        words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-        options = ("--restarts", "1", "--shard-copies", str(copies))
-        call("launch", JOB, *SHAPE, *options, *words, env={"MULTINODE_RUNS": runs})
-        samples = [
-            json.loads(line)
-            for path in Path(runs).glob("*/samples/node-*/*.jsonl")
-            for line in path.read_text().splitlines()
-        ]
-    times_ms = [
-        sample["step_time_us"] / 1e3
-        for sample in samples
-        if sample["kind"] == "step" and sample["step"] > EVERY and sample["step"] % EVERY not in {0, 1}
-    ]
+    def __init__(self, look: Any, copy: Any, **rest: Any) -> None:
+        off = Path(os.environ[_SWITCH])
+
+        def look_if_on() -> Seen:
+            nothing: Mapping[str, Any] = {}
+            return nothing if off.exists() else look()
+
+        def copy_and_note(checkpoint: str, copied: Any, over: Any) -> None:
+            copy(checkpoint, copied, over)
+            with off.with_name("copied").open("a") as notes:
+                notes.write(f"{time.time()} {checkpoint} {copied.source} {copied.target}\n")
+
+        super().__init__(look_if_on, copy_and_note, **rest)
+
+
+def _copied(folder: Path) -> int:
+    notes = (folder / "copied").read_text().splitlines() if (folder / "copied").exists() else []
+    if not notes:
+        raise SystemExit(f"nothing was copied: {(folder / 'launch.log').read_text()}")
+    return len(notes)
+
+
+@contextlib.contextmanager
+def _training(folder: Path) -> Iterator[Path]:
+    """A training on the lab, one worker on each node, that is stopped at the end; the first worker's samples."""
+    settings = {
+        "max_steps": 1000000,
+        "save_strategy": "steps",
+        "save_steps": EVERY,
+        "save_total_limit": 4,
+        "output_dir": f"/var/tmp/{folder.name}",  # noqa: S108 - on the lab's own nodes
+        "deepspeed": "configs/deepspeed/ds_z2_config.json",
+    }
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    with (folder / "launch.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, __file__, "launch", JOB, *SHAPE, "--restarts", "1", "--shard-copies", "1", *words],
+            cwd=REPOSITORY,
+            env=os.environ | {"MULTINODE_RUNS": str(folder), _SWITCH: str(folder / "off")},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        deadline = time.monotonic() + _START_S
+        while not (folder / "copied").exists():
+            if process.poll() is not None:
+                raise SystemExit((folder / "launch.log").read_text())
+            if time.monotonic() > deadline:
+                raise SystemExit(f"nothing was copied within {_START_S:.0f} s: {(folder / 'launch.log').read_text()}")
+            time.sleep(0.5)
+        (samples,) = folder.glob("*/samples/node-0/rank-*.jsonl")
+        yield samples
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(_START_S)
+
+
+def _block(folder: Path, samples: Path, copies: bool, length_s: float) -> float:
+    """Mean time in ms of the steps of a block that do not save."""
+    off = folder / "off"
+    if copies:
+        off.unlink(missing_ok=True)
+    else:
+        off.touch()
+    time.sleep(_SETTLE_S)
+    began_s = time.time()
+    time.sleep(length_s)
+    # What is not here yet comes within a second.
+    time.sleep(1.0)
+    times_ms = []
+    for line in samples.read_text().splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            sample = json.loads(line)
+            took_ms = sample.get("step_time_us", 0) / 1e3
+            if sample["kind"] == "step" and took_ms and sample["time_s"] - took_ms / 1e3 >= began_s:
+                times_ms += [took_ms] if sample["step"] % EVERY not in {0, 1} else []
     if not times_ms:
-        raise SystemExit("no worker recorded a step")
-    return float(statistics.mean(times_ms))
+        raise SystemExit(f"no step within a block: {(folder / 'launch.log').read_text()}")
+    return statistics.fmean(times_ms)
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["launch"]:
+        restarts.ShardCopies = _Switched  # type: ignore[misc]
+        command_line.run()
     main()
