@@ -5,10 +5,10 @@ Run as root, with a lab of two nodes up and nothing else on the machine; 20 pair
     multinode lab up --nodes 2 --rate 1gbit
     .venv/bin/python benchmarks/shard_copies.py --pairs 20
 
-The training is ZeRO-2 with a save every 10 steps. In every other block, its controller neither looks for checkpoints nor
-copies their shards; the order within a pair changes from one to the next, so that drift of the machine hits both alike.
-A block begins some seconds after the change, which a copy under way takes to end. Compared are the mean times of the
-first worker's steps, without those that save: the copying goes on beside them.
+The training is ZeRO-2 with a save every 10 steps. In every other block, its controller neither looks for checkpoints
+nor copies their shards; the order within a pair changes from one to the next, so that drift of the machine hits both
+alike. A block begins some seconds after the change, which a copy under way takes to end. Compared are the mean times of
+the first worker's steps, without those that save: the copying goes on beside them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="multinode-copies-") as folder, _training(Path(folder)) as samples:
         for number in range(asked.pairs):
             order = (False, True) if number % 2 else (True, False)
-            ms = {copies: _block(Path(folder), samples, copies, asked.looks * _LOOKS_S) for copies in order}
+            ms = {copies: _block(Path(folder), samples, asked.looks * _LOOKS_S, copies=copies) for copies in order}
             pairs.append({"without_ms": ms[False], "with_ms": ms[True], "ratio": ms[True] / ms[False]})
             print(f"{number + 1}: {json.dumps(pairs[-1])}", file=sys.stderr, flush=True)
         copied = _copied(Path(folder))
@@ -136,7 +136,7 @@ def _training(folder: Path) -> Iterator[Path]:
         process.wait(_START_S)
 
 
-def _block(folder: Path, samples: Path, copies: bool, length_s: float) -> float:
+def _block(folder: Path, samples: Path, length_s: float, *, copies: bool) -> float:
     """Mean time in ms of the steps of a block that do not save."""
     off = folder / "off"
     if copies:

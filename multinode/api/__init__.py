@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from multinode.records.run import Run
     from multinode.results.run_page import Report
     from multinode.runs.stored_run import StoredRun
-    from multinode.sweep.cells import CellTable
+    from multinode.sweep.figures import CellTable
     from multinode.traffic.step_calls import Strategy
     from multinode.tune.measure import Tuned
 
@@ -158,7 +158,7 @@ _FROM = {
     "network.size_scan": ("ScanReport",),
     "predict.forecast": ("Forecast", "ForecastRequest"),
     "predict.advice": ("Recommendations",),
-    "sweep.cells": ("CellTable",),
+    "sweep.figures": ("CellTable",),
     "tune.measure": ("Tuned",),
     "network.nccl_tuning": ("TuneReport",),
     "results.run_page": ("Report",),

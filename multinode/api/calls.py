@@ -30,7 +30,7 @@ from multinode.records.files import read_text
 from multinode.render.sheet import Block
 from multinode.results.run_page import load_report, report_blocks
 from multinode.sweep.inputs import SweepInput
-from multinode.sweep.sweep import load_tables, measure_swept
+from multinode.sweep.measure import load_tables, measure_swept
 from multinode.tune.inputs import TuneInput, refuse_other_judge
 from multinode.tune.measure import Tuned, measure_tuned
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from multinode.network.read_scan import ReadReport
     from multinode.network.size_scan import ScanReport
     from multinode.records.run import Run
-    from multinode.sweep.cells import CellTable
+    from multinode.sweep.figures import CellTable
 
 Say = Callable[[str], None] | None
 # A cell keeps every line.

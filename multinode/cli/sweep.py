@@ -31,7 +31,7 @@ from multinode.records.run_directory import runs_root
 
 if TYPE_CHECKING:
     from multinode.series.series import Resume
-    from multinode.sweep.sweep import GridRequest, Swept
+    from multinode.sweep.measure import GridRequest, Swept
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,7 @@ def sweep(
 ) -> None:
     """Measure a job over a grid of settings, nodes and workers. Run the same command again to resume."""
     from multinode.sweep.inputs import SweepInput
-    from multinode.sweep.sweep import measure_swept
+    from multinode.sweep.measure import measure_swept
 
     form.choose(as_json=as_json)
     given = fill(
@@ -155,7 +155,7 @@ def _print_plan(grid: GridRequest, resume: Resume, *, as_json: bool) -> None:
     from multinode.series.grid import retry_failed as again
     from multinode.series.series import find_series
     from multinode.sweep.grid_plan import plan_lines
-    from multinode.sweep.sweep import new_record, require_plannable
+    from multinode.sweep.measure import new_record, require_plannable
 
     require_plannable(grid)
     planned = new_record(grid)
@@ -187,8 +187,8 @@ def _tell_end(swept: Swept) -> NoReturn:
 
 def _require_fit(grid: GridRequest, look: ViewOptions) -> None:
     """See that the table can be shown so, with the cells as they are before any of them is measured."""
-    from multinode.sweep.cell_table import look_at
-    from multinode.sweep.cells import CellRow, CellTable
+    from multinode.sweep.figures import CellRow, CellTable
+    from multinode.sweep.table import look_at
 
     rows = tuple(CellRow(label=cell.label, state="waiting", varied=cell.settings) for cell in grid.cells)
     look_at(CellTable(run_id="", job="", cells=rows), look.read(beside=False))
@@ -198,7 +198,7 @@ def _require_fit(grid: GridRequest, look: ViewOptions) -> None:
 
 
 def _show(swept: Swept, look: ViewOptions, form: FormOptions, *, as_json: bool) -> None:
-    from multinode.sweep.sweep import load_tables
+    from multinode.sweep.measure import load_tables
 
     names = [swept.directory.name]
     try:

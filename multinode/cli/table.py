@@ -21,8 +21,8 @@ from multinode.units import parse_duration
 
 if TYPE_CHECKING:
     from multinode.render.sheet import Block
-    from multinode.sweep.cell_table import Look
-    from multinode.sweep.cells import CellTable
+    from multinode.sweep.figures import CellTable
+    from multinode.sweep.table import Look
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class ViewOptions:
     def read(self, *, beside: bool = True) -> Look:
         """What is asked for; `beside` a baseline, where one is named."""
         from multinode.records.prices import load_prices
-        from multinode.sweep.cell_table import Look
+        from multinode.sweep.table import Look
 
         return Look(
             baseline=self.baseline if beside else None,
@@ -111,7 +111,7 @@ class FormOptions:
 
 def show_tables(run_ids: list[str], look: ViewOptions, form: FormOptions, *, as_json: bool) -> None:
     """The table of one or more sweeps or imports, with the given options."""
-    from multinode.sweep.sweep import load_tables
+    from multinode.sweep.measure import load_tables
 
     form.choose(as_json=as_json)
     show_table(load_tables(runs_root(), run_ids, look.read()), form, look.sort, as_json=as_json)
@@ -171,8 +171,8 @@ def _is_written(
 
 def print_cells(table: CellTable, sort: str | None = None, *, details: bool = False) -> None:
     """A table on stdout that fits the terminal; the sort column is always included."""
-    from multinode.sweep.cell_sheet import show
-    from multinode.sweep.cells import cell_frame
+    from multinode.sweep.frame import cell_frame
+    from multinode.sweep.screen import show
 
     first = cell_frame(table.cells).figure(sort.removeprefix("-")).name if sort is not None else None
     print_blocks(show(table, screen_width(), first), details=details)

@@ -1,6 +1,6 @@
 """Measured: the figures that sides of a contrast and cells of a sweep share; prices by the hostfile, and costs. Pure.
 
-`hostfile_price` has the price of a run's nodes by its hostfile. Prices from a file are in `sweep/cell_table.py`.
+`hostfile_price` has the price of a run's nodes by its hostfile. Prices from a file are in `sweep/prices.py`.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import Block, Detail, Prose, Sheet
 from multinode.results.result_files import RESULT_FILES
 from multinode.stats.estimate import Estimate, exactly
-from multinode.sweep.cells import CellTable
-from multinode.sweep.sweep import load_table, load_tables
+from multinode.sweep.figures import CellTable
+from multinode.sweep.measure import load_table, load_tables
 from multinode.units import format_count, format_figure
 
 # What names an element of a list in a document.

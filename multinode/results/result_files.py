@@ -26,8 +26,8 @@ from multinode.records.run_directory import RunDirectory
 from multinode.render.sheet import Block, Chart, Charts, Later, NextCommand, Prose, in_detail
 from multinode.render.table import WIDE
 from multinode.runs.stored_run import StoredRun
-from multinode.sweep.cell_sheet import show as show_table
-from multinode.sweep.sweep import load_table
+from multinode.sweep.measure import load_table
+from multinode.sweep.screen import show as show_table
 from multinode.tune.request import read_tuning
 from multinode.tune.screen import show as show_tuning
 

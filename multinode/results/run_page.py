@@ -22,10 +22,11 @@ from multinode.render.terminal import block_parts
 from multinode.results.forms import AnswerForm, answer_path
 from multinode.results.result_files import results_of, show_run
 from multinode.runs.stored_run import StoredRun, load_run
-from multinode.sweep.cell_sheet import cell_csv, combined
-from multinode.sweep.cell_sheet import show as show_table
-from multinode.sweep.cells import CellTable
-from multinode.sweep.sweep import load_table
+from multinode.sweep.figures import CellTable
+from multinode.sweep.measure import load_table
+from multinode.sweep.screen import cell_csv
+from multinode.sweep.screen import show as show_table
+from multinode.sweep.table import combine
 from multinode.units import UNKNOWN, format_duration, format_sig
 
 
@@ -99,7 +100,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def cells(self) -> CellTable | None:
         """The tables of all runs as one, where several were named and each has one."""
         tables = [cells for run in self.runs if (cells := run.result(load_table)) is not None]
-        return combined(tables) if len(tables) == len(self.runs) > 1 else None
+        return combine(tables) if len(tables) == len(self.runs) > 1 else None
 
 
 def load_report(root: Path, names: Sequence[str], say: Callable[[str], None] = lambda _: None) -> Report:
@@ -213,7 +214,7 @@ def _write_csv(report: Report, folder: Path) -> tuple[Path, ...]:
 
 def _csv_files(runs: Sequence[StoredRun]) -> dict[str, str]:
     tables = [cells for run in runs if (cells := run.result(load_table)) is not None]
-    files = {_CELLS: cell_csv(combined(tables))} if tables else {}
+    files = {_CELLS: cell_csv(combine(tables))} if tables else {}
     if len(tables) == len(runs):
         return files
     return csv_files(run.sampled.observed for run in runs if run.sampled is not None) | files

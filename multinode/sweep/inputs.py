@@ -25,7 +25,7 @@ from multinode.sweep.grid_plan import (
     parse_counts,
     plan_grid,
 )
-from multinode.sweep.sweep import CellTraining, GridRequest
+from multinode.sweep.measure import CellTraining, GridRequest
 
 
 class SweepInput(TrainingInput, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ from multinode.profile.throughput import (
     TGS,
     TOKENS_PER_S,
 )
-from multinode.sweep.cells import (
+from multinode.sweep.figures import (
     CURRENCY,
     DEVICE,
     LABEL,

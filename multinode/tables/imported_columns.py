@@ -20,7 +20,7 @@ from multinode.predict.published import (
 )
 from multinode.predict.rounded import parse_count
 from multinode.stats.estimate import Estimate, exactly
-from multinode.sweep.cells import CELL_FIGURES
+from multinode.sweep.figures import CELL_FIGURES
 from multinode.tables.columns import COLUMNS, ColumnKind, TableColumn, column_name
 from multinode.units import parse_clock
 

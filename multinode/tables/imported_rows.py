@@ -28,19 +28,12 @@ from multinode.records.run_directory import RunDirectory
 from multinode.records.samples import plausible_count
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import Unknown
-from multinode.sweep.cell_sheet import with_notes, with_price_notes
-from multinode.sweep.cell_table import relative_to, with_prices
-from multinode.sweep.cells import (
-    MEASURED,
-    NICS,
-    OUT_OF_MEMORY_WITH_FIGURES,
-    CellRow,
-    CellTable,
-    Contradiction,
-    find_contradictions,
-)
-from multinode.sweep.sweep import TABLE_FILE
-from multinode.sweep.table_notes import IGNORED_COLUMNS, LABEL_COLUMNS
+from multinode.sweep.contradictions import OUT_OF_MEMORY_WITH_FIGURES, Contradiction, find_contradictions
+from multinode.sweep.figures import MEASURED, NICS, CellRow, CellTable
+from multinode.sweep.measure import TABLE_FILE
+from multinode.sweep.notes import IGNORED_COLUMNS, LABEL_COLUMNS, with_notes
+from multinode.sweep.prices import with_price_notes, with_prices
+from multinode.sweep.table import relative_to
 from multinode.tables.columns import COLUMNS
 from multinode.tables.imported_columns import IMPORTED
 from multinode.tables.imported_forms import FORMS, HINT

@@ -15,7 +15,7 @@ from multinode.predict.published_benchmarks import PublishedBenchmarks, evidence
 from multinode.predict.shortfall import judge_holdout
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import Unknown, or_none
-from multinode.sweep.cells import MEASURED, CellRow
+from multinode.sweep.figures import MEASURED, CellRow
 from multinode.tables.columns import COLUMNS
 from multinode.traffic.step_calls import Strategy
 from multinode.units import format_count, format_list

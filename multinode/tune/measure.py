@@ -27,7 +27,7 @@ from multinode.records.files import write_text
 from multinode.records.run_directory import RunDirectory, runs_root
 from multinode.series.grid import CellRecord, Grid, GridCell, GridRecord, Turn, due_turns, measuring_order, retry_failed
 from multinode.series.series import Resume, find_series, keep_status, status_of, take_up
-from multinode.sweep.sweep import CellSeries, Measure, measure_cell
+from multinode.sweep.measure import CellSeries, Measure, measure_cell
 from multinode.traffic.algorithms import Layout
 from multinode.tune.change import changed_launch
 from multinode.tune.judge import TunedRow, Tuning, judge, plan

@@ -19,8 +19,8 @@ from multinode.predict.forecast import Forecast
 from multinode.records.benchmark import CollectiveTest
 from multinode.results.run_page import run_page
 from multinode.stats.unknown import Unknown, known
-from multinode.sweep.cells import CellTable
-from multinode.sweep.sweep import load_table
+from multinode.sweep.figures import CellTable
+from multinode.sweep.measure import load_table
 from tests import make
 from tests.browser.chromium import Chromium, View, chromium
 from tests.contrast.contrasts import CONTRAST, CONTRAST_RUN, CURVE

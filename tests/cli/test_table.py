@@ -16,7 +16,7 @@ from multinode.cli import contrast, report, runs
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.listing import run_row, runs_table
 from multinode.runs.stored_run import load_runs
-from multinode.sweep.sweep import build_table
+from multinode.sweep.measure import build_table
 from tests.golden import Golden, error_of
 from tests.sweep.cells import PUBLISHED, SWEEP_RUN
 from tests.sweep.stored_sweep import store_sweep

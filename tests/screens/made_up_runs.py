@@ -13,7 +13,7 @@ import msgspec
 
 from multinode.records.run import Failure, Run
 from multinode.records.run_directory import RunDirectory
-from multinode.sweep.sweep import build_table
+from multinode.sweep.measure import build_table
 from multinode.tune.judge import judge
 from tests import make
 from tests.bench.made_up_bench import report as bench_report

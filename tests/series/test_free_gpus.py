@@ -21,7 +21,7 @@ from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
 from multinode.series.series import find_holder, wait_for_gpus
 from multinode.stats.unknown import or_empty
-from multinode.sweep.sweep import measure_cell
+from multinode.sweep.measure import measure_cell
 from multinode.transport.fake import FakeTransport
 
 CLUSTER: Cluster = parse_hostfile("a gpus=6,7 addr=10.0.0.1\nb gpus=1,6 addr=10.0.0.2\n", "hosts")

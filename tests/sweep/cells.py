@@ -7,7 +7,7 @@ The published ones are of Baichuan2-7B fine-tuned on several GPUs, prices those 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,10 +22,11 @@ from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord, GridCell
 from multinode.stats.estimate import exactly
 from multinode.stats.unknown import UNMEASURED, Unknown
-from multinode.sweep.cell_rows import MeasuredCell
-from multinode.sweep.cell_sheet import with_notes, with_price_notes
-from multinode.sweep.cell_table import SweptCells, relative_to, table_of_sweep, with_prices
-from multinode.sweep.cells import CellRow, CellTable, Contradiction
+from multinode.sweep.contradictions import Contradiction
+from multinode.sweep.figures import CellRow, CellTable
+from multinode.sweep.notes import with_notes
+from multinode.sweep.prices import with_price_notes, with_prices
+from multinode.sweep.table import relative_to, table_of_sweep
 from tests import make
 from tests.contrast.made_up_sides import measured
 from tests.profile.observing import RUN
@@ -39,6 +40,13 @@ _GRADIENTS_MS = {"lora": 34.0, "full": 410.0}
 _SLOWER = {"lora": 1.0, "full": 1.4}
 _MEMORY_GIB = {"lora": 9.5, "full": 15.25}
 _RULE = "the first 5 of 35 steps are excluded as warm-up"
+
+
+class MeasuredCell(NamedTuple):
+    """A cell and its runs."""
+
+    record: CellRecord
+    runs: tuple[StoredRun, ...] = ()
 
 
 def measured_cell(nodes: int, method: str, batch: int, **record: Any) -> MeasuredCell:
@@ -124,8 +132,7 @@ def _run(run_id: str, nodes: int, method: str, batch: int, turn: int) -> StoredR
 
 def swept(*cells: MeasuredCell, run_id: str = "20260301-ab", **known: Any) -> CellTable:
     """The table of these cells."""
-    sweep = SweptCells(run_id=run_id, job="sft.yaml (LLaMA-Factory sft)", cells=cells, **known)
-    return with_notes(table_of_sweep(sweep))
+    return with_notes(table_of_sweep(run_id, "sft.yaml (LLaMA-Factory sft)", cells, **known))
 
 
 def _sixteen() -> list[MeasuredCell]:

@@ -12,9 +12,8 @@ from multinode.findings.finding import Finding
 from multinode.records.run_directory import RunDirectory
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import Grid, GridRecord
-from multinode.sweep.cell_rows import MeasuredCell
 from tests import make
-from tests.sweep.cells import GPU, SWEEP_RUN, measured_cell
+from tests.sweep.cells import GPU, SWEEP_RUN, MeasuredCell, measured_cell
 
 __all__ = ["store_sweep"]
 

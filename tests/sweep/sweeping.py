@@ -20,7 +20,7 @@ from multinode.series.series import GRID_FILE, Resume
 from multinode.stats.estimate import exactly
 from multinode.stats.unknown import Unknown
 from multinode.sweep.grid_plan import cell_overrides, plan_grid
-from multinode.sweep.sweep import CellRun, CellTraining, GridRequest, Swept, sweep
+from multinode.sweep.measure import CellRun, CellTraining, GridRequest, Swept, sweep
 from multinode.transport.fake import FakeTransport
 from tests import make
 

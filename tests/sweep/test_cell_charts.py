@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from multinode.stats.unknown import Unknown, known
-from multinode.sweep.cell_page import MOST_BARS, CellChart, bar_chart, memory_chart, tokens_chart
-from multinode.sweep.cells import BY_NAME, CellRow, CellTable
+from multinode.sweep.charts import MOST_BARS, CellChart, bar_chart, memory_chart, tokens_chart
+from multinode.sweep.figures import BY_NAME, CellRow, CellTable
 from tests.sweep.cells import PUBLISHED, SWEEP, measured_cell, swept
 
 

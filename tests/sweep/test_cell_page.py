@@ -5,8 +5,8 @@ import re
 import msgspec
 
 from multinode.results.run_page import run_markdown, run_page, table_text
-from multinode.sweep.cells import CellTable, Cheapest
-from multinode.sweep.sweep import load_table
+from multinode.sweep.figures import CellTable, Cheapest
+from multinode.sweep.measure import load_table
 from tests import make
 from tests.sweep.cells import PUBLISHED, SWEEP, SWEEP_RUN, measured_cell, renamed, swept
 

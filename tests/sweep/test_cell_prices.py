@@ -12,9 +12,9 @@ from multinode.cluster.prices import Price, Prices
 from multinode.model.workload import JobSettings
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import UNMEASURED, Unknown, or_none, or_unknown, reason_of, unknown_fields
-from multinode.sweep.cell_sheet import with_price_notes
-from multinode.sweep.cell_table import cheapest, with_prices
-from multinode.sweep.cells import CellRow, CellTable, Cheapest
+from multinode.sweep.cheapest import cheapest
+from multinode.sweep.figures import CellRow, CellTable, Cheapest
+from multinode.sweep.prices import with_price_notes, with_prices
 
 PRICES = Prices(
     currency="EUR",

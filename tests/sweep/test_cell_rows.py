@@ -15,14 +15,8 @@ from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import CellRecord, GridCell
 from multinode.stats.estimate import Estimate, of_repeats
 from multinode.stats.unknown import UNMEASURED, Unknown, known, or_none, or_unknown, reason_of, unknown_fields
-from multinode.sweep.cell_rows import (
-    MeasuredCell,
-    device_of,
-    fill_rows,
-    make_row,
-    with_full_run,
-)
-from multinode.sweep.cells import CellRow
+from multinode.sweep.figures import CellRow
+from multinode.sweep.rows import device_of, fill_rows, make_row, with_full_run
 from tests import make
 from tests.contrast.made_up_sides import node_use, run_of, split_summary, summary_of
 
@@ -31,7 +25,7 @@ CELL = GridCell(label="1x2-lora-batch2", settings={"finetuning_type": "lora"}, n
 
 def row_of(*runs: StoredRun) -> CellRow:
     record = CellRecord(cell=CELL, state="measured", run_ids=tuple(run.require_summary().run_id for run in runs))
-    return make_row(MeasuredCell(record=record, runs=runs))
+    return make_row(record, runs)
 
 
 def used(tflops: float) -> Utilisation:
@@ -51,11 +45,11 @@ def test_a_row_has_the_mean_of_its_repeats_and_their_interval() -> None:
 def test_unequal_nodes_have_workers_in_all_and_no_number_on_each() -> None:
     cell = msgspec.structs.replace(CELL, nodes=2)
     run = run_of(node_names=("a", "b"), workers=(2, 1))
-    measured = make_row(MeasuredCell(record=CellRecord(cell=cell, state="measured", run_ids=("r",)), runs=(run,)))
+    measured = make_row(CellRecord(cell=cell, state="measured", run_ids=("r",)), (run,))
     assert (measured.nodes, measured.world_size, measured.global_batch) == (2, 3, 6)
     assert reason_of(measured.workers_per_node) == "the nodes have unequal numbers of workers"
     # What is known of those that were measured on these nodes is known of the others.
-    waiting = make_row(MeasuredCell(record=CellRecord(cell=cell)))
+    waiting = make_row(CellRecord(cell=cell))
     assert [row.world_size for row in fill_rows([measured, waiting])] == [3, 3]
 
 
@@ -106,9 +100,7 @@ def test_prices_of_the_hostfile_stand_in_the_row() -> None:
 )
 def test_a_cell_without_figures_is_a_row_with_its_reason(state: str, out_of: str | None, shown: str) -> None:
     cell = msgspec.structs.replace(CELL, workers_per_node=4)
-    row = make_row(
-        MeasuredCell(record=CellRecord(cell=cell, state=state, out_of=out_of, why=Finding(message="so it is")))
-    )
+    row = make_row(CellRecord(cell=cell, state=state, out_of=out_of, why=Finding(message="so it is")))
     assert (row.state, row.out_of, message_of(row.why), row.samples_per_s) == (shown, out_of, "so it is", UNMEASURED)
     assert (row.nodes, row.world_size) == (1, 4)
 

@@ -11,19 +11,12 @@ from multinode.findings.finding import Finding
 from multinode.render.sheet import blocks_markdown
 from multinode.stats.estimate import Estimate, value_of
 from multinode.stats.unknown import UNMEASURED, Unknown, known, or_none
-from multinode.sweep.cell_frame import shown_frame
-from multinode.sweep.cell_sheet import (
-    cell_csv,
-    cells_sheet,
-    constants_line,
-    lead,
-    missing_sheet,
-    show,
-    unmeasured_sheet,
-    with_notes,
-)
-from multinode.sweep.cell_table import Look, look_at
-from multinode.sweep.cells import CellRow, CellTable, Cheapest, Contradiction, cell_frame
+from multinode.sweep.contradictions import Contradiction
+from multinode.sweep.figures import CellRow, CellTable, Cheapest
+from multinode.sweep.frame import cell_frame, shown_frame
+from multinode.sweep.notes import with_notes
+from multinode.sweep.screen import cell_csv, cells_sheet, constants_line, lead, missing_sheet, show, unmeasured_sheet
+from multinode.sweep.table import Look, look_at
 from tests.golden import screen_of
 from tests.sweep.cells import PUBLISHED, SWEEP, measured_cell, renamed, swept
 

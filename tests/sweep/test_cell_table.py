@@ -10,9 +10,10 @@ from multinode.model.workload import JobSettings, global_batch
 from multinode.profile.step_split import KnownSteps
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import UNMEASURED
-from multinode.sweep.cell_sheet import combined, with_notes
-from multinode.sweep.cell_table import Look, combine, look_at, relative_to
-from multinode.sweep.cells import CELL_FIGURES, CellRow, CellTable, cell_frame
+from multinode.sweep.figures import CELL_FIGURES, CellRow, CellTable
+from multinode.sweep.frame import cell_frame
+from multinode.sweep.notes import with_notes
+from multinode.sweep.table import Look, combine, look_at, relative_to
 from tests.contrast.made_up_sides import run_of
 from tests.golden import Golden, error_of
 from tests.sweep.cells import PUBLISHED, SWEEP, measured_cell, swept
@@ -97,7 +98,7 @@ def test_tables_stand_below_each_other_and_only_labels_that_collide_get_the_run_
 def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
     batch = JobSettings(per_device_batch=1)
     both = "said of both"
-    found = combined(
+    found = combine(
         [
             table(row("a", settings=batch), notes=("its own", both)),
             table(row("b", source="imported"), run_id="s2", notes=(both,)),
@@ -105,7 +106,7 @@ def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
     )
     assert [note.message for note in found.notes[:2]] == ["s1: its own", both]
     assert sum(note.message.startswith("Batch is per_device_train_batch_size") for note in found.notes) == 1
-    assert combined([found]) == found
+    assert combine([found]) == found
     assert sum("measured elsewhere" in note.message for note in found.notes) == 1
     assert table(row("a")) == combine([table(row("a"))])
 

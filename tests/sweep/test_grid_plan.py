@@ -19,7 +19,7 @@ from multinode.sweep.grid_plan import (
     parse_counts,
     plan_grid,
 )
-from multinode.sweep.sweep import require_plannable
+from multinode.sweep.measure import require_plannable
 from tests.golden import Golden, error_of
 from tests.sweep.sweeping import sweep_of
 

@@ -18,7 +18,7 @@ from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.series.grid import GridRecord
 from multinode.series.series import Resume, find_series
-from multinode.sweep.sweep import find_finished, sweep
+from multinode.sweep.measure import find_finished, sweep
 from tests.golden import Golden, error_of
 from tests.sweep.sweeping import BATCH, HOSTS, OUT_OF_MEMORY, Elsewhere, End, sweep_of
 

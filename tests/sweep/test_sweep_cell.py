@@ -18,7 +18,7 @@ from multinode.records.samples import StepSample
 from multinode.records.status import Status
 from multinode.series.grid import GridRecord, begin
 from multinode.series.series import GRID_FILE
-from multinode.sweep.sweep import STEPS_WITHOUT_END, GridRequest, TimedStop, cell_launch, with_time_limit
+from multinode.sweep.measure import STEPS_WITHOUT_END, GridRequest, TimedStop, cell_launch, with_time_limit
 from multinode.transport.fake import FakeTransport
 from tests.golden import error_of
 from tests.sweep.sweeping import BATCH, OUT_OF_MEMORY, Elsewhere, End, keep_run, sweep_of

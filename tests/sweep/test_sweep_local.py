@@ -20,7 +20,7 @@ from multinode.runs.stored_run import load_runs
 from multinode.series.grid import Grid, GridRecord
 from multinode.series.series import GRID_FILE, Resume
 from multinode.sweep.grid_plan import plan_grid
-from multinode.sweep.sweep import CellTraining, GridRequest, Swept, sweep
+from multinode.sweep.measure import CellTraining, GridRequest, Swept, sweep
 from multinode.transport.local import LocalTransport
 
 DEADLINE_S = 60.0

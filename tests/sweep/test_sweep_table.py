@@ -14,10 +14,10 @@ from multinode.records.run import Run
 from multinode.records.run_directory import RunDirectory
 from multinode.series.grid import CellRecord, GridRecord
 from multinode.stats.unknown import Unknown, known
-from multinode.sweep.cell_sheet import constants_line, lead
-from multinode.sweep.cell_table import Look
-from multinode.sweep.cells import CellTable
-from multinode.sweep.sweep import build_table, load_table, load_tables
+from multinode.sweep.figures import CellTable
+from multinode.sweep.measure import build_table, load_table, load_tables
+from multinode.sweep.screen import constants_line, lead
+from multinode.sweep.table import Look
 from tests import make
 from tests.golden import Golden, error_of
 from tests.sweep.cells import GPU, PUBLISHED, SWEEP_RUN

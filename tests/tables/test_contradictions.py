@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from multinode.predict.rounded import parse_rounded
 from multinode.stats.estimate import Estimate, exactly
-from multinode.sweep.cells import find_contradictions
+from multinode.sweep.contradictions import find_contradictions
 
 
 def figures(**texts: str | int) -> dict[str, Estimate]:

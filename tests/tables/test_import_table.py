@@ -8,8 +8,8 @@ from multinode.cluster.prices import Price, Prices
 from multinode.errors import UsageError
 from multinode.runs.stored_run import load_run, load_runs
 from multinode.stats.unknown import Unknown
-from multinode.sweep.cell_table import Look
-from multinode.sweep.sweep import load_tables
+from multinode.sweep.measure import load_tables
+from multinode.sweep.table import Look
 from multinode.tables.imported_rows import import_table
 from multinode.tables.imported_table import Extras
 

@@ -9,8 +9,8 @@ from multinode.findings.finding import message_of
 from multinode.predict.rounded import parse_rounded
 from multinode.stats.estimate import Estimate, exactly
 from multinode.stats.unknown import UNMEASURED, known, reason_of, unknown_fields
-from multinode.sweep.cell_table import relative_to
-from multinode.sweep.cells import CellRow, CellTable
+from multinode.sweep.figures import CellRow, CellTable
+from multinode.sweep.table import relative_to
 from multinode.tables.imported_columns import IMPORTED
 from multinode.tables.imported_forms import Cell, Form, Line, TableError
 from multinode.tables.imported_rows import imported_rows, label_rows, with_derived

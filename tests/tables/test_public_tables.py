@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from multinode.errors import UsageError
 from multinode.stats.unknown import known
-from multinode.sweep.cell_sheet import cells_sheet, lead
-from multinode.sweep.cell_table import relative_to
-from multinode.sweep.cells import CellRow, CellTable
+from multinode.sweep.figures import CellRow, CellTable
+from multinode.sweep.screen import cells_sheet, lead
+from multinode.sweep.table import relative_to
 from multinode.tables.imported_rows import imported_rows
 from multinode.tables.imported_table import Extras, ImportedRow, parse_table
 

@@ -9,8 +9,10 @@ import pytest
 from multinode.cluster.prices import Prices, parse_prices
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import Unknown, known
-from multinode.sweep.cell_table import cheapest, relative_to, with_prices
-from multinode.sweep.cells import CellRow, CellTable
+from multinode.sweep.cheapest import cheapest
+from multinode.sweep.figures import CellRow, CellTable
+from multinode.sweep.prices import with_prices
+from multinode.sweep.table import relative_to
 from multinode.tables.imported_rows import imported_rows
 from multinode.tables.imported_table import Extras, ImportedRow, parse_table
 

@@ -11,8 +11,8 @@ from multinode.predict.published_benchmarks import Model, Network, PublishedBenc
 from multinode.predict.shortfall import shortfall_words
 from multinode.results.run_page import table_text
 from multinode.stats.unknown import reason_of
-from multinode.sweep.cells import BY_NAME, CellRow, cell_row
-from multinode.sweep.sweep import load_tables
+from multinode.sweep.figures import BY_NAME, CellRow, cell_row
+from multinode.sweep.measure import load_tables
 from multinode.tables.imported_rows import import_table, imported_rows
 from multinode.tables.imported_table import Extras, parse_table
 

@@ -14,9 +14,9 @@ from multinode.network.tuning_screen import show
 from multinode.records.benchmark import CollectiveTest
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import Unknown
-from multinode.sweep.cell_sheet import show as show_table
-from multinode.sweep.cell_sheet import with_notes
-from multinode.sweep.cells import Cheapest
+from multinode.sweep.figures import Cheapest
+from multinode.sweep.notes import with_notes
+from multinode.sweep.screen import show as show_table
 from tests.golden import Golden, screen_of
 from tests.sweep.cells import PUBLISHED, SWEEP, renamed
 

@@ -19,7 +19,7 @@ from multinode.records.run import Failure
 from multinode.records.run_directory import RunDirectory
 from multinode.series.series import Resume
 from multinode.stats.estimate import exactly
-from multinode.sweep.sweep import CellRun
+from multinode.sweep.measure import CellRun
 from multinode.transport.fake import FakeTransport
 from multinode.tune.measure import Tuned, tune
 from multinode.tune.request import TuningRequest

@@ -1,7 +1,4 @@
-"""cell_page: what a page shows of a table of cells: the sentence and key figures, charts, then the tables.
-
-The page itself and its style are `page`'s; several runs beside each other are `run_page`'s.
-"""
+"""The charts of a table of cells: a bar a cell, memory over the batch, tokens/s over the length. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ from multinode.render.charts import Figure as Plot
 from multinode.render.sheet import Chart, html_text, sanitize
 from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import Unknown, or_none
-from multinode.sweep.cell_frame import money_unit, shown_frame
-from multinode.sweep.cells import (
+from multinode.sweep.figures import (
     BOUGHT_WITH,
     DEVICE,
     LABEL,
@@ -42,6 +38,7 @@ from multinode.sweep.cells import (
     state_word,
     value_of,
 )
+from multinode.sweep.frame import money_unit, shown_frame
 from multinode.units import UNKNOWN
 
 MOST_BARS = 60

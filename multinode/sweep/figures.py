@@ -1,24 +1,20 @@
-"""CellRow and CellTable: a sweep's cells in figures, and imported ones with their contradictions. Pure."""
+"""CellRow and CellTable: a sweep's cells, or rows of an import; the figures of a row. Pure."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import msgspec
 
 from multinode.cluster.accelerators import device_key, short_device_name
 from multinode.figures.figure import MONEY, Figure, Row, plain
-from multinode.figures.frame import Frame
 from multinode.findings.finding import Finding, message_of
-from multinode.findings.rule import RuleGroup
 from multinode.model.workload import (
     ACCUMULATION,
     COMMAND,
     DATASET,
     GLOBAL_BATCH,
-    JOB_SETTINGS,
     LEVERS,
     LORA_RANK,
     METHOD,
@@ -33,7 +29,6 @@ from multinode.model.workload import (
     STRATEGY,
     JobSettings,
 )
-from multinode.predict.rounded import product
 from multinode.profile.measured import (
     COST_PER_MILLION_TOKENS,
     DATASET_SAMPLES,
@@ -59,176 +54,10 @@ from multinode.profile.throughput import (
     STEP_TIME_CV,
     STEP_TIME_P95,
 )
-from multinode.stats.estimate import Estimate, exactly
+from multinode.stats.estimate import Estimate
 from multinode.stats.unknown import UNMEASURED, Unknown, or_none
-from multinode.units import UNKNOWN, format_figure, format_list, format_rate, format_sig
-
-# Tolerance between two ways to one figure, beyond the rounding of published digits.
-_TOLERANCE = 0.02
-
-Figures = Mapping[str, Estimate]
-
-
-class Contradiction(Finding, frozen=True, kw_only=True):
-    """Figures of one row that contradict each other."""
-
-    # two ways to one figure, as formulas of the names of figures: `samples_per_s*whole_s`,
-    # `dataset_samples*epochs`; or `out_of_memory` and the names of figures that such a row has
-    sides: tuple[str, ...]
-    values: tuple[float, ...] = ()  # of both ways; empty for a row out of memory
-
-
-CONTRADICTIONS = RuleGroup("Contradictions of an imported row")
-_TWO_WAYS = CONTRADICTIONS.rule(
-    "two-ways",
-    about="a figure that differs from the value that other figures of the row imply",
-    message="{first} is {value}, but {other} is {other_value}: {size}",
-)
-OUT_OF_MEMORY_WITH_FIGURES = CONTRADICTIONS.rule(
-    "out-of-memory-with-figures",
-    about="a row that ran out of memory but has a speed or a runtime",
-    message="it ran out of memory but has {figures}",
-)
-
-
-class _Way(NamedTuple):
-    """One way to a figure: a product over another, or a function."""
-
-    words: str
-    names: tuple[str, ...]
-    under: tuple[str, ...] = ()
-    compute: Callable[[Figures], Estimate] | None = None
-    computed: str = ""
-
-    @property
-    def formula(self) -> str:
-        """Its name."""
-        return self.computed or "/".join("*".join(names) for names in (self.names, self.under) if names)
-
-    def of(self, figures: Figures) -> Estimate:
-        """The figure."""
-        if self.compute is not None:
-            return self.compute(figures)
-        return product((figures[name] for name in self.names), (figures[name] for name in self.under))
-
-
-def find_contradictions(figures: Figures) -> tuple[Contradiction, ...]:
-    """Contradictions beyond the tolerance.
-
-    Args:
-        figures: of one row as published, by the names of figures.
-    """
-    return tuple(_breaches(figures))
-
-
-def _breaches(figures: Figures) -> Iterator[Contradiction]:
-    for first, other in _SAME:
-        needed = {*first.names, *first.under, *other.names, *other.under}
-        # Samples/s predict the runtime better than tokens/s.
-        if not needed <= figures.keys() or (first is _TOKENS_OF_RUNTIME and "samples_per_s" in figures):
-            continue
-        left, right = first.of(figures), other.of(figures)
-        if max(left.low / right.high, right.low / left.high) > 1 + _TOLERANCE:
-            apart = left.value / right.value - 1 if right.value else math.inf
-            size = f"{100 * abs(apart):.1f}% {'more' if apart > 0 else 'less'}"
-            words = {
-                "first": first.words,
-                "value": _number(left.value),
-                "other": other.words,
-                "other_value": _number(right.value),
-                "size": size,
-            }
-            yield Contradiction(
-                **_TWO_WAYS.fields(None, words),
-                sides=(first.formula, other.formula),
-                values=(left.value, right.value),
-            )
-
-
-def _number(value: float) -> str:
-    return format_figure(value, digits=6)
-
-
-def _steps_for_samples(figures: Figures) -> Estimate:
-    """The last step of an epoch may be partial, or its samples may be dropped."""
-    whole = figures["dataset_samples"] / figures["global_batch"]
-    epochs = figures["epochs"]
-    least, most = max(1, math.floor(whole.low)) * epochs.low, max(1, math.ceil(whole.high)) * epochs.high
-    return Estimate(value=(whole * epochs).value, low=max(1, math.floor(least)), high=max(1, math.ceil(most)))
-
-
-def _samples_of_step(figures: Figures) -> Estimate:
-    batch = figures["global_batch"]
-    if not {"dataset_samples", "epochs", "steps"} <= figures.keys():
-        return batch
-    average = figures["dataset_samples"] * figures["epochs"] / figures["steps"]
-    expected = _steps_for_samples(figures)
-    if not expected.low <= figures["steps"].value <= expected.high:
-        return batch
-    return Estimate(value=batch.value, low=min(batch.low, average.low), high=max(batch.high, average.high))
-
-
-_GLOBAL_BATCH = _Way("the global batch", ("global_batch",))
-_STEPS = _Way("the number of steps", ("steps",))
-_TOKENS_PER_S = _Way("tokens/s", ("tokens_per_s",))
-_TOKENS_OF_RUNTIME = _Way("tokens/s x runtime", ("tokens_per_s", "whole_s"))
-# Pairs of ways to one figure.
-_SAME = (
-    (
-        _GLOBAL_BATCH,
-        _Way("GPUs x accumulation x batch per GPU", ("world_size", "accumulation", "per_device_batch")),
-    ),
-    (
-        _Way("the batch of all GPUs", ("all_devices_batch",)),
-        _Way("GPUs x batch per GPU", ("world_size", "per_device_batch")),
-    ),
-    (_GLOBAL_BATCH, _Way("batch of all GPUs x accumulation", ("all_devices_batch", "accumulation"))),
-    (_Way("the number of GPUs", ("world_size",)), _Way("nodes x workers per node", ("nodes", "workers_per_node"))),
-    (
-        _Way("samples/s x runtime", ("samples_per_s", "whole_s")),
-        _Way("samples x epochs", ("dataset_samples", "epochs")),
-    ),
-    (_TOKENS_OF_RUNTIME, _Way("tokens x epochs", ("tokens", "epochs"))),
-    (_Way("steps/s x runtime", ("steps_per_s", "whole_s")), _STEPS),
-    (
-        _STEPS,
-        _Way(
-            "samples x epochs / global batch",
-            ("dataset_samples", "epochs", "global_batch"),
-            compute=_steps_for_samples,
-            computed="dataset_samples*epochs/global_batch",
-        ),
-    ),
-    (
-        _Way("samples/s divided by steps/s", ("samples_per_s",), ("steps_per_s",)),
-        _Way("the global batch", ("global_batch",), compute=_samples_of_step),
-    ),
-    (
-        _Way("samples/s x step time in ms", ("samples_per_s", "step_time_ms")),
-        _Way(
-            "1000 x the global batch",
-            ("global_batch",),
-            compute=lambda figures: _samples_of_step(figures) * exactly(1e3),
-            computed="1000*global_batch",
-        ),
-    ),
-    (_TOKENS_PER_S, _Way("samples/s x tokens / samples", ("samples_per_s", "tokens"), ("dataset_samples",))),
-    (_TOKENS_PER_S, _Way("samples/s x tokens per sample", ("samples_per_s", "tokens_per_sample"))),
-    (
-        _Way("tokens per sample", ("tokens_per_sample",)),
-        _Way("tokens / samples", ("tokens",), ("dataset_samples",)),
-    ),
-    (_Way("tokens/s per GPU x GPUs", ("tgs", "world_size")), _TOKENS_PER_S),
-    (
-        _Way("samples_per_s_per_gpu*world_size", ("samples_per_s_per_gpu", "world_size")),
-        _Way("samples_per_s", ("samples_per_s",)),
-    ),
-    (
-        _Way("MFU x the hardware's TFLOP/s", ("mfu", "hardware_tflops")),
-        _Way("HFU x the model's TFLOP/s", ("hfu", "model_tflops")),
-    ),
-)
-
+from multinode.sweep.contradictions import Contradiction
+from multinode.units import UNKNOWN, format_rate, format_sig
 
 MEASURED = "measured"
 
@@ -381,7 +210,6 @@ def _in_billions(figure: Figure[float]) -> Callable[[Row], str]:
 
 BOUGHT_WITH = 10_000
 """Units of money: the speed per single unit would be too small to read."""
-
 LABEL = Figure[str](
     "label",
     "cell",
@@ -474,7 +302,6 @@ SPEED_PER_PURCHASE = Figure[float](
     cell=_speed_bought,
 )
 CURRENCY = Figure[str]("currency", about="currency of the prices")
-
 CELL_FIGURES: tuple[Figure[Any], ...] = (
     *(LABEL, SOURCE, STATE, OUT_OF, REASON, MODEL, PARAMETERS, TRAINABLE_PARAMETERS, DATASET, DEVICE, WORLD_SIZE),
     *(NODES, WORKERS_PER_NODE, NETWORK, NICS, RDMA, METHOD, LORA_RANK, STAGE, STRATEGY, PRECISION, SEQUENCE_LENGTH),
@@ -492,17 +319,6 @@ _MEASURED = (
 )
 
 
-def cell_frame(cells: Sequence[CellRow], title: str = "", notes: tuple[Finding, ...] = ()) -> Frame:
-    """The cells as a frame, with a figure for each key that the sweep set; without a title if one of ours tells it."""
-    shown = {setting.keys[0] for setting in JOB_SETTINGS if setting.keys}
-    titles = {key: "" if key in shown and cell.source != "imported" else key for cell in cells for key in cell.varied}
-    varied = [Figure[Any](key, title) for key, title in titles.items() if key not in BY_NAME]
-    identities = [figure for figure in CELL_FIGURES if not figure.is_measured]
-    measured = [figure for figure in CELL_FIGURES if figure.is_measured]
-    rows = [cell_row(cell, titles) for cell in cells]
-    return Frame(rows=tuple(rows), figures=(*identities, *varied, *measured), title=title, notes=notes)
-
-
 def value_of(cell: CellRow, figure: Figure[Any]) -> Any:
     """A figure of a cell without its interval; None if it has none."""
     return plain(cell_row(cell)[figure])
@@ -516,75 +332,3 @@ def has_figures(row: CellRow) -> bool:
 def has_speed(row: CellRow) -> bool:
     """Whether there is a speed to compare; an imported row may have one and have run out of memory."""
     return row.state == MEASURED and not isinstance(row.samples_per_s, Unknown) and row.samples_per_s.low > 0
-
-
-# Settings that change the work per sample.
-_WORK = ("model", "dataset", "stage", "sequence_length")
-# Published figures are inconsistent by some percent; another number of epochs differs more.
-_SAME_AMOUNT = 1.1
-
-
-def differing(rows: Sequence[CellRow]) -> tuple[str, ...]:
-    """Settings for which two of the rows have different values."""
-    return tuple(name for name in _WORK if len(_told(rows, name) - {None}) > 1)
-
-
-def untold(rows: Sequence[CellRow]) -> tuple[str, ...]:
-    """Settings that only some of the rows have, with equal values."""
-    return tuple(name for name in _WORK if len(values := _told(rows, name)) > 1 and len(values - {None}) == 1)
-
-
-def differing_labels(rows: Sequence[CellRow]) -> tuple[str, ...]:
-    """Labels of imported rows that differ, and do not tell every row from every other as a date may do."""
-    imported = [row for row in rows if row.source == "imported"]
-    values = {name: [row.varied.get(name) for row in imported] for row in imported for name in row.varied}
-    return tuple(name for name, found in values.items() if 1 < len(set(found)) < len(found))
-
-
-def other_work(rows: Sequence[CellRow]) -> str:
-    """How the samples of the rows differ: `differ in model and stage`; empty if they do not."""
-    differ, unknown = ([BY_NAME[name].words for name in names] for names in (differing(rows), untold(rows)))
-    parts = [f"differ in {format_list(differ)}"] if differ else []
-    return " and ".join([*parts, f"do not all have {format_list(unknown)}"] if unknown else parts)
-
-
-def other_job(rows: Sequence[CellRow]) -> str:
-    """How the full runs of the rows differ in their samples or number of samples; empty if they do not.
-
-    Args:
-        rows: rows with a time of the full run.
-    """
-    work = other_work(rows)
-    if work:
-        return work
-    by_packing: dict[bool | None, list[float]] = {}
-    for row in rows:
-        if not isinstance(row.whole_s, Unknown) and not isinstance(row.samples_per_s, Unknown):
-            # Packing changes the number of samples, but not the data.
-            by_packing.setdefault(row.settings.packing, []).append(row.whole_s.value * row.samples_per_s.value)
-    alike = all(max(amounts) <= _SAME_AMOUNT * min(amounts) for amounts in by_packing.values())
-    return "" if alike else "train different numbers of samples"
-
-
-def currency_unit(paid: Sequence[str | None], *, one: bool = False) -> str:
-    """What stands behind an amount: the one currency, else `units`, of `one` amount of 1 `unit`."""
-    if len(paid) == 1 and paid[0] is not None:
-        return paid[0]
-    return "unit" if one else "units"
-
-
-def list_currencies(paid: Sequence[str | None]) -> str:
-    """Several currencies, in a sentence."""
-    return format_list(sorted(currency or "an unknown currency" for currency in paid))
-
-
-def currencies(rows: Sequence[CellRow]) -> tuple[str | None, ...]:
-    """The distinct currencies of the rows' prices; None is an unknown one."""
-    priced = (
-        row for row in rows if value_of(row, PRICE_PER_HOUR) is not None or value_of(row, PRICE_PURCHASE) is not None
-    )
-    return tuple(dict.fromkeys(row.currency for row in priced))
-
-
-def _told(rows: Sequence[CellRow], name: str) -> set[str | int | None]:
-    return {getattr(row.settings, name) for row in rows}

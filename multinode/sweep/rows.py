@@ -2,7 +2,7 @@
 
 `make_row` has the figures of a contrast's side, `fill_rows` the settings of cells without figures, and
 `with_full_run` how long the user's full run would take in each. Prices of the hostfile come with the runs
-(`profile/measured.py`), others from a file of prices (`cell_table`).
+(`profile/measured.py`), others from a file of prices (`prices`).
 """
 
 from __future__ import annotations
@@ -26,30 +26,17 @@ from multinode.profile.summary import Summary
 from multinode.runs.stored_run import StoredRun
 from multinode.series.grid import NO_FIGURES, CellRecord
 from multinode.stats.unknown import UNMEASURED, Unknown, UnknownError, found, known, or_none, or_unknown
-from multinode.sweep.cells import BY_NAME, MEASURED, CellRow, has_speed
-from multinode.sweep.table_notes import FULL_RUN_OF_EPOCHS, FULL_RUN_OF_STEPS
+from multinode.sweep.figures import BY_NAME, MEASURED, CellRow, has_speed
+from multinode.sweep.notes import FULL_RUN_OF_EPOCHS, FULL_RUN_OF_STEPS
 
 _UNEQUAL = Unknown("the nodes have unequal numbers of workers")
 _UNPRICED = "not every node has a price (price_purchase= in the hostfile)"
 _UTILISATION = ("model_tflops", "hardware_tflops", "mfu", "hfu")
 
 
-class MeasuredCell(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell and what its runs found."""
-
-    record: CellRecord
-    # that ended well, in the order in which they were measured; none of a cell that has no figures
-    runs: tuple[StoredRun, ...] = ()
-
-    @property
-    def whole(self) -> FullRun:
-        """The user's full run, as far as one of the runs knows it."""
-        return FullRun.first_of(run.workload.whole for run in self.runs if run.workload is not None)
-
-
-def make_row(measured: MeasuredCell) -> CellRow:
-    """The row of one cell; one that was not measured, or has no speed, says why and has no figures."""
-    record, runs, cell = measured.record, measured.runs, measured.record.cell
+def make_row(record: CellRecord, runs: Sequence[StoredRun] = ()) -> CellRow:
+    """The row of one cell and its runs; one that was not measured, or has no speed, says why and has no figures."""
+    cell = record.cell
     row = CellRow(
         label=cell.label,
         state=record.state if record.state != "running" else "waiting",

@@ -1,4 +1,4 @@
-"""A table of cells as sheets, for terminal, page and Markdown: its columns, what was not measured, what is marked.
+"""A table of cells for terminal, page, Markdown and CSV: its columns, what was not measured, what is marked.
 
 No figure is made here.
 """
@@ -11,10 +11,9 @@ from typing import Any
 
 import msgspec
 
-from multinode.cluster.prices import Prices
 from multinode.figures.figure import Figure, Row, plain
 from multinode.figures.frame import Frame
-from multinode.findings.finding import Finding, distinct, message_of
+from multinode.findings.finding import message_of
 from multinode.model.workload import (
     ACCUMULATION,
     DATASET,
@@ -60,10 +59,8 @@ from multinode.render.sheet import (
 from multinode.render.table import WIDE
 from multinode.stats.estimate import ratio
 from multinode.stats.unknown import Unknown, known, or_none, reason_of, unknown_fields
-from multinode.sweep import table_notes
-from multinode.sweep.cell_frame import constants, shown_frame
-from multinode.sweep.cell_table import combine, lack_currency, unpriced_devices
-from multinode.sweep.cells import (
+from multinode.sweep.comparability import currencies, differing, differing_labels, other_job, other_work, untold
+from multinode.sweep.figures import (
     BY_NAME,
     CELL_FIGURES,
     DEVICE,
@@ -84,19 +81,13 @@ from multinode.sweep.cells import (
     TRAINABLE_PARAMETERS,
     CellRow,
     CellTable,
-    cell_frame,
     cell_row,
-    currencies,
-    differing,
-    differing_labels,
     has_figures,
     has_speed,
-    other_job,
-    other_work,
     state_word,
-    untold,
     value_of,
 )
+from multinode.sweep.frame import cell_frame, constants, shown_frame
 from multinode.units import UNKNOWN, format_count, format_figure, format_list
 
 _MOST_LABELS = 6
@@ -307,47 +298,9 @@ def _fitted(table: CellTable, width: int, first: str | None) -> Iterator[Block]:
 
 
 def _charts(table: CellTable) -> Iterable[Chart]:
-    from multinode.sweep.cell_page import cell_charts  # noqa: PLC0415 - plotly is an extra
+    from multinode.sweep.charts import cell_charts  # noqa: PLC0415 - plotly is an extra
 
     return cell_charts(table)
-
-
-def with_notes(table: CellTable) -> CellTable:
-    """The table with what its rows give occasion to say behind its own notes."""
-    return msgspec.structs.replace(table, notes=distinct((*_own_notes(table), *table_notes.notes_of(table.cells))))
-
-
-def combined(tables: Sequence[CellTable]) -> CellTable:
-    """Several tables below each other in one, with the notes that all of its rows give occasion to."""
-    own = [msgspec.structs.replace(table, notes=tuple(_own_notes(table))) for table in tables]
-    return with_notes(combine(own))
-
-
-def _own_notes(table: CellTable) -> list[Finding]:
-    return [note for note in table.notes if not table_notes.FROM_ROWS.has(note)]
-
-
-def with_price_notes(shown: CellTable, before: CellTable, prices: Prices | None) -> CellTable:
-    """The table with what is to be noted of its prices; notes of an earlier file give way to those of this one.
-
-    Args:
-        shown: with the prices, and the rows that are left of it.
-        before: all of its rows as they were before they got this file's prices.
-        prices: the file; None leaves the prices at what the rows have.
-    """
-    notes = [note for note in shown.notes if note.code != table_notes.UNPRICED.code]
-    if prices is not None:
-        notes = [note for note in notes if note.code != table_notes.FILED_PRICES.code]
-        if any(row.filed_prices for row in shown.cells):
-            about = ", ".join(part for part in (prices.date, prices.source) if part)
-            origin = f" ({about})" if about else ""
-            notes.append(table_notes.FILED_PRICES.found(None, currency=prices.currency, origin=origin))
-        if shown.cells and lack_currency(before.cells):
-            notes.append(table_notes.ASSUMED_CURRENCY.found(None, currency=prices.currency))
-    unpriced = unpriced_devices(shown.cells, prices) if prices is not None or len(notes) < len(shown.notes) else ()
-    if unpriced:
-        notes.append(table_notes.UNPRICED.found(None, devices=", ".join(unpriced)))
-    return msgspec.structs.replace(shown, notes=distinct(notes))
 
 
 # What one looks at first: its name, the figure, and whether the most or the least is the best.

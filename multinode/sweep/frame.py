@@ -1,4 +1,4 @@
-"""The frame of a table of cells: the figures that it shows, and what is the same in every row. Pure."""
+"""The frame of a table of cells: all its figures, those it shows, and what is the same in every row. Pure."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import msgspec
 
 from multinode.figures.figure import MONEY, Figure
 from multinode.figures.frame import Frame
-from multinode.model.workload import (
-    LORA_RANK,
-    METHOD,
-)
-from multinode.sweep.cells import (
-    LABEL,
-    MEASURED,
-    CellRow,
-    CellTable,
-    cell_frame,
-    currencies,
-    currency_unit,
-)
+from multinode.findings.finding import Finding
+from multinode.model.workload import JOB_SETTINGS, LORA_RANK, METHOD
+from multinode.sweep.comparability import currencies, currency_unit
+from multinode.sweep.figures import BY_NAME, CELL_FIGURES, LABEL, MEASURED, CellRow, CellTable, cell_row
 from multinode.units import UNKNOWN
+
+
+def cell_frame(cells: Sequence[CellRow], title: str = "", notes: tuple[Finding, ...] = ()) -> Frame:
+    """The cells as a frame, with a figure for each key that the sweep set; without a title if one of ours tells it."""
+    shown = {setting.keys[0] for setting in JOB_SETTINGS if setting.keys}
+    titles = {key: "" if key in shown and cell.source != "imported" else key for cell in cells for key in cell.varied}
+    varied = [Figure[Any](key, title) for key, title in titles.items() if key not in BY_NAME]
+    identities = [figure for figure in CELL_FIGURES if not figure.is_measured]
+    measured = [figure for figure in CELL_FIGURES if figure.is_measured]
+    rows = [cell_row(cell, titles) for cell in cells]
+    return Frame(rows=tuple(rows), figures=(*identities, *varied, *measured), title=title, notes=notes)
 
 
 def shown_frame(table: CellTable) -> Frame:

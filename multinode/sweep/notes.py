@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from multinode.findings.finding import Finding
+import msgspec
+
+from multinode.findings.finding import Finding, distinct
 from multinode.findings.rule import RuleGroup
 from multinode.stats.unknown import Unknown, or_none
-from multinode.sweep.cells import CellRow, currencies, differing, has_speed, list_currencies, other_work
+from multinode.sweep.comparability import currencies, differing, list_currencies, other_work
+from multinode.sweep.figures import CellRow, CellTable, has_speed
 from multinode.units import format_count
 
 OWN = RuleGroup("Notes on a sweep or an import")
@@ -97,7 +100,17 @@ UNPRICED = FROM_PRICES.rule(
 )
 
 
-def notes_of(rows: Sequence[CellRow]) -> Iterator[Finding]:
+def with_notes(table: CellTable) -> CellTable:
+    """The table with what its rows give occasion to say behind its own notes."""
+    return msgspec.structs.replace(table, notes=distinct((*own_notes(table), *_notes_of(table.cells))))
+
+
+def own_notes(table: CellTable) -> tuple[Finding, ...]:
+    """The notes of a table that do not follow from its rows."""
+    return tuple(note for note in table.notes if not FROM_ROWS.has(note))
+
+
+def _notes_of(rows: Sequence[CellRow]) -> Iterator[Finding]:
     """What the rows of a table give occasion to say."""
     if any(or_none(row.global_batch) is not None or row.settings.per_device_batch is not None for row in rows):
         yield BATCH_TERMS.found(None)

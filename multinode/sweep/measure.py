@@ -64,10 +64,8 @@ from multinode.series.series import (
     wait_for_gpus,
 )
 from multinode.stats.estimate import value_of
-from multinode.sweep.cell_rows import MeasuredCell
-from multinode.sweep.cell_sheet import combined, with_notes, with_price_notes
-from multinode.sweep.cell_table import Look, SweptCells, look_at, table_of_sweep, with_prices
-from multinode.sweep.cells import MEASURED, CellTable
+from multinode.sweep.figures import MEASURED, CellTable
+from multinode.sweep.table import Look, combined, look_at, table_of_sweep
 
 _S_PER_MINUTE = 60
 
@@ -482,8 +480,7 @@ def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> C
                 hint="create one with multinode sweep or multinode import; two runs of another kind: multinode compare",
             )
         tables.append(table)
-    whole, request = combined(tables), look or Look()
-    return with_notes(with_price_notes(look_at(whole, request), whole, request.prices))
+    return look_at(combined(tables), look or Look())
 
 
 def _open(root: Path, name: str) -> RunDirectory:
@@ -513,22 +510,20 @@ def _make_table(directory: RunDirectory, root: Path) -> CellTable:
         )
     run = directory.read_run()
     table = table_of_sweep(
-        SweptCells(
-            run_id=directory.run_id,
-            job=record.command,
-            cells=tuple(_measured(cell, root) for cell in record.cells),
-            worker_batch=record.worker_batch,
-            most_workers=run.world_size if run is not None else None,
-        )
+        directory.run_id,
+        record.command,
+        [(cell, _runs_of(cell, root)) for cell in record.cells],
+        worker_batch=record.worker_batch,
+        most_workers=run.world_size if run is not None else None,
     )
-    return with_notes(with_prices(table, None))
+    return look_at(table, Look())
 
 
-def _measured(record: CellRecord, root: Path) -> MeasuredCell:
+def _runs_of(record: CellRecord, root: Path) -> tuple[StoredRun, ...]:
     if record.state != MEASURED:
-        return MeasuredCell(record=record)
+        return ()
     directories = [run for run_id in record.run_ids if (run := RunDirectory(root / run_id)).path.is_dir()]
-    return MeasuredCell(record=record, runs=tuple(map(StoredRun, directories)))
+    return tuple(map(StoredRun, directories))
 
 
 def new_record(request: GridRequest) -> GridRecord:
