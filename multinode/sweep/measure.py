@@ -65,7 +65,7 @@ from multinode.series.series import (
 )
 from multinode.stats.estimate import value_of
 from multinode.sweep.figures import MEASURED, CellTable
-from multinode.sweep.table import Look, combined, look_at, table_of_sweep
+from multinode.sweep.table import Look, combine, look_at, table_of_sweep
 
 _S_PER_MINUTE = 60
 
@@ -480,7 +480,7 @@ def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> C
                 hint="create one with multinode sweep or multinode import; two runs of another kind: multinode compare",
             )
         tables.append(table)
-    return look_at(combined(tables), look or Look())
+    return look_at(combine(tables), look or Look())
 
 
 def _open(root: Path, name: str) -> RunDirectory:
