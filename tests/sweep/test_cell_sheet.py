@@ -230,7 +230,7 @@ def test_a_cell_that_ran_out_of_memory_in_one_repeat_has_its_figures_and_says_so
     whole = measured_cell(1, "lora", 1)
     reason = "a repeat ran out of memory: CUDA out of memory on box1"
     record = msgspec.structs.replace(whole.record, out_of="gpu", why=Finding(message=reason))
-    table = swept(msgspec.structs.replace(whole, record=record), measured_cell(1, "lora", 2))
+    table = swept(whole._replace(record=record), measured_cell(1, "lora", 2))
     lines = shown(table, 120)
     assert "22.7" in line_of(lines, "1x2-lora-batch1")
     assert "2 of 2 cells" in " ".join(lines[:2])

@@ -56,7 +56,7 @@ def test_of_runs_with_other_numbers_of_steps_one_rule_tells_them_all() -> None:
         whole = first.require_summary()
         summary = msgspec.structs.replace(whole, steps=steps, steady_steps=steady_steps, rule=rule)
         run = run_of(summary)
-        cells.append(msgspec.structs.replace(cell, runs=(run, second)))
+        cells.append(cell._replace(runs=(run, second)))
     assert swept(*cells).rule == "the first steps of each run are excluded as warm-up: 5 to 6 of 28 to 66"
 
 
