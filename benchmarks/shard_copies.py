@@ -162,6 +162,6 @@ def _block(folder: Path, samples: Path, length_s: float, *, copies: bool) -> flo
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["launch"]:
-        restarts.ShardCopies = _Switched  # type: ignore[misc]
+        vars(restarts)["ShardCopies"] = _Switched
         command_line.run()
     main()
