@@ -18,7 +18,7 @@ _HEADER = """\
 
 <!-- Written by scripts/make_columns_reference.py. -->
 
-This page lists the titles that `multinode import` reads, and the column and meaning of each title. Case, spaces,
+This page lists the column titles that `multinode import` reads, with the figure that each stands for. Case, spaces,
 dashes, underscores and brackets make no difference. Titles in one row may have different units: `step_time_s` is in
 seconds. If a title has no unit, each cell needs one. A column title can be just the unit of a rate, such as `tokens/s`,
 `img/sec/GPU` or `s/it`. A unit or a scale (`k`, `M`, `B`) may follow a title: `memory (MiB)`, `tokens (M)`.
@@ -45,7 +45,7 @@ def render_reference() -> str:
     left_out = ", ".join(f"`{name}`" for name in dict.fromkeys(DERIVED) if read_title(name) is None)
     return (
         f"{_HEADER}{''.join(rows)}"
-        f"| {speeds} | depends on the unit | throughput, in the unit of the title or of each cell |\n"
+        f"| {speeds} | depends on the unit | throughput; the unit is in the title or in each cell |\n"
         f"\nIf a table has the following figures, multinode prints a note, ignores them, and calculates them from the "
         f"rows: {left_out}.\n"
     )

@@ -1,4 +1,4 @@
-"""Trains a tiny model with a framework on two virtual nodes, and prints what came of it.
+"""Trains, contrasts, predicts and sweeps a tiny model with a framework on two virtual nodes.
 
 python scripts/train_framework.py NAME PYTHON     (PYTHON has the framework; scripts/train-framework makes it)
 """
@@ -57,6 +57,25 @@ def _train(name: str, python: str, folder: Path) -> None:
         sys.exit(f"{name}: workers, steps and whether the loss fell: {trained}")
     versions = ", ".join(f"{package} {version}" for package, version in _versions(name, python).items())
     print(f"{versions}: {_STEPS} steps of 2 workers on 2 nodes under {run['engine']}, loss {first:.3f} to {last:.3f}")
+    _compare(name, command(folder, _DATA))
+
+
+def _compare(name: str, command: tuple[str, ...]) -> None:
+    """One node against two, the same at another rate, and two batch sizes on one node."""
+    options = ("--hosts", "lab", "--no-check", "--env", "DO_NOT_TRACK=1", "--json")
+    contrast = _document("contrast", *options, "--steps", str(_STEPS), "--", *command)
+    print(f"{name}: contrast: {contrast['verdict']['message']}")
+    predicted = _document("predict", "last", "--link", "100mbit", "--nodes", "2", "--json")
+    rates = predicted["scenarios"][0]["samples_per_s"]
+    print(f"{name}: predict: {rates['value']:.3g} samples/s at 100 Mbit/s ({rates['low']:.3g} to {rates['high']:.3g})")
+    batch = "micro_batch_size" if name == "axolotl" else "per_device_train_batch_size"
+    swept = _document(
+        "sweep", *options, "--nodes", "1", "--grid", f"{batch}=1,2", "--steps", str(_STEPS), "--", *command
+    )
+    cells = {cell["varied"][batch]: (cell["state"], cell["samples_per_s"].get("value")) for cell in swept["cells"]}
+    print(f"{name}: sweep: {cells}")
+    if {state for state, _ in cells.values()} != {"measured"}:
+        sys.exit(f"{name}: not every cell was measured")
 
 
 def _trl(folder: Path, data: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ def predict(names: Sequence[str], request: ForecastRequest | None = None, *, run
         runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
 
     Raises:
-        UsageError: a run does not exist, the runs lack data, or the request cannot be predicted.
+        UsageError: a run does not exist, the runs lack data, or the requested settings cannot be predicted.
     """
     from multinode.predict.request import forecast_runs
     from multinode.records.run_directory import runs_root
@@ -37,7 +37,7 @@ def predict_from_benchmarks(path: str | Path, request: ForecastRequest | None = 
     """Predict the speed from a file of published benchmarks, like `multinode predict --benchmarks`.
 
     Raises:
-        UsageError: the file is invalid, or the request cannot be predicted.
+        UsageError: the file is invalid, or the requested settings cannot be predicted.
     """
     from multinode.predict.request import forecast_benchmarks
 

@@ -139,7 +139,9 @@ TORCH_TOO_NEW = _VERSIONS.error(
     about="torch finds no GPU because its CUDA is newer than the driver",
     message="{nodes}: torch finds no GPU. It was built for CUDA {cuda}, which needs NVIDIA driver {needed} or later, "
     "but the driver is {driver}. The job would train on the CPUs",
-    hint="install driver {needed} or later on {nodes!s}, or a build of torch for this driver. " + _TO_CPUS + "\n"
+    hint="install driver {needed} or later on {nodes!s}, or a build of torch for the installed driver. "
+    + _TO_CPUS
+    + "\n"
     "{python} -m pip install --force-reinstall {package} --index-url {index}",
 )
 MAY_BE_TOO_NEW = _VERSIONS.warning(

@@ -32,7 +32,7 @@ PATH_ELSEWHERE = _PATHS.error(
     hint="copy the directory. Run in it:\n{ssh!s} mkdir -p {target!s} && {scp!s} . {destination}:{target!s}/",
 )
 PATH_NOWHERE = _PATHS.error(
-    about="a file or directory of the job is neither on a node nor on this machine",
+    about="a file or directory of the job is missing on a node, and this machine has no copy",
     message="{path} is missing on {nodes} and on this machine, but the job reads it on every node{near}",
     hint="correct its name, or copy it to {nodes!s}",
 )

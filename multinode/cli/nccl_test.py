@@ -116,7 +116,7 @@ def nccl_test(
     tcp: Annotated[
         bool,
         typer.Option(
-            "--tcp/--no-tcp", help="Also measure raw TCP between the nodes, interleaved with the largest size."
+            "--tcp/--no-tcp", help="Also measure raw TCP between the nodes, alternating with the largest message size."
         ),
     ] = True,
     pairs: Annotated[bool, typer.Option("--pairs", help="Also measure every pair of nodes to find outliers.")] = False,

@@ -42,7 +42,7 @@ _LARGEST_BYTES = 1 << 30
 DIFFERENCES = RuleGroup("Differences between the messages of a step and the real training")
 _REDUCED_TO_OWNERS = DIFFERENCES.rule(
     "broadcast-for-reduce",
-    about="DeepSpeed reduces to the workers that own a bucket",
+    about="DeepSpeed reduces each bucket only to the worker that owns it",
     message="DeepSpeed reduces each bucket to the workers that own it (use_multi_rank_bucket_allreduce: false); "
     "nccl-test has no reduce, so it measures a broadcast of the bucket, which is the reverse of a reduce",
 )

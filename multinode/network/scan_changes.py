@@ -41,7 +41,7 @@ _UNJUDGED = CHANGES.rule(
 )
 _WRONG = CHANGES.rule(
     "wrong_values",
-    about="a message whose values became wrong or right",
+    about="a message size whose results became wrong or right",
     message="{call} has {wrong_now} wrong values; it had {wrong_before} before",
     figures=(*(figure.name for figure in (COLLECTIVE, DTYPE, REDOP, SIZE)), "wrong_before", "wrong_now"),
 )

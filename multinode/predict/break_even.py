@@ -148,10 +148,12 @@ _GLOBAL_BATCH = _reason(
     message="the global batch {becomes} {times} times as large",
     figures=("ratio",),
 )
-_NO_ACCUMULATION = _reason("no_accumulation", about="no accumulation is enough", message="no accumulation is enough")
+_NO_ACCUMULATION = _reason(
+    "no_accumulation", about="no number of accumulation steps is enough", message="no accumulation is enough"
+)
 _MICRO_BATCHES = _reason(
     "micro_batches",
-    about="no accumulation is enough: the strategy communicates in every micro-batch",
+    about="more accumulation does not help: the strategy communicates in every micro-batch",
     message="{strategy} communicates in every micro-batch, so accumulation cannot reduce the bytes per sample below "
     "{ratio:.0%}",
     figures=("ratio", "strategy"),

@@ -47,7 +47,7 @@ _ONE_NODE = EARLY_VERDICTS.rule(
 )
 _ALL_NODES = EARLY_VERDICTS.rule(
     "all-nodes-faster",
-    about="all nodes are faster than one",
+    about="training on all nodes is faster than on one",
     message="{nodes} nodes are {faster}, with the same workers per node",
     figures=_SPEEDUP,
 )

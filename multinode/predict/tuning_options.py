@@ -90,7 +90,8 @@ _LOCAL_SGD = EFFECTS.rule(
     "local-sgd",
     about="nodes that average their parameters",
     message=f"{_APART}. Published results: it converges like mini-batch SGD for convex losses (Stich 2019, "
-    "arXiv:1805.09767), but reduces the accuracy of neural networks (Lin et al. 2020, arXiv:1808.07217)",
+    "arXiv:1805.09767), but many workers or local steps may reduce the accuracy of neural networks (Lin et al. 2020, "
+    "arXiv:1808.07217)",
     figures=("step_efficiency",),
 )
 _DILOCO = EFFECTS.rule(

@@ -72,7 +72,7 @@ NIC_COUNTS = RuleGroup("Bytes of a step: expected at NICs and counted by them")
 _GAP_FIGURES = ("ifname", "seen_bytes", "expected_bytes")
 _OTHER_TRAFFIC = NIC_COUNTS.rule(
     "other-traffic",
-    about="no call sends data between nodes, and the NICs counted little",
+    about="no call sends data between nodes, and the NIC counters show little traffic",
     message="No call sends data between nodes, so the NICs counted other traffic.",
 )
 _UNEXPLAINED_TRAFFIC = NIC_COUNTS.rule(

@@ -170,7 +170,7 @@ _HOT = DISTURBANCES.rule(
 )
 _THROTTLED_CLOCKS = DISTURBANCES.rule(
     "throttled_clocks",
-    about="a GPU that heat or a power limit throttled",
+    about="a GPU throttled by heat or a power limit",
     message="{node}: GPU {gpu} was throttled ({reason}) for {throttled_share:.0%} of the time",
     figures=("gpu", "reason", "throttled_share"),
 )

@@ -324,7 +324,7 @@ class BatchBalance:
         if any(base.__name__ == "IterableDataset" for base in dataset.__mro__):
             return "its data set is an IterableDataset, %s, whose samples cannot be distributed" % dataset.__name__
         if not self._is_torchs(batches, "torch.utils.data.sampler", "BatchSampler"):
-            return "its DataLoader has a batch sampler of its own, %s" % type(batches).__name__
+            return "its DataLoader uses a custom batch sampler (%s)" % type(batches).__name__
         if not self._is_torchs(sampler, "torch.utils.data.distributed", "DistributedSampler"):
             return "its DataLoader draws from %s instead of a DistributedSampler" % type(sampler).__name__
         if sampler.num_replicas != len(self.settings.speeds):
@@ -333,7 +333,7 @@ class BatchBalance:
 
     def _why_no_shard(self, shard: Any) -> Optional[str]:
         if not self._is_torchs(shard.batch_sampler, "torch.utils.data.sampler", "BatchSampler"):
-            return "its DataLoader has a batch sampler of its own, %s" % type(shard.batch_sampler).__name__
+            return "its DataLoader uses a custom batch sampler (%s)" % type(shard.batch_sampler).__name__
         if shard.num_processes != len(self.settings.speeds):
             return "accelerate distributes samples to %d workers" % shard.num_processes
         if not getattr(shard, "even_batches", True) and not shard.drop_last:
