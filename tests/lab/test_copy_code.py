@@ -111,6 +111,8 @@ def test_a_detached_run_goes_on_in_its_copy_after_an_edit(command: Command, proj
     assert [node["log"].split() for node in logs] == [["begun", "True"]] * 2
 
 
+# Each commit sees what its paths become in the golden plan (tests/job), and a copy in use above.
+@pytest.mark.thorough
 @pytest.mark.torch
 @pytest.mark.usefixtures("tiny")
 def test_llamafactory_reads_its_copy_and_writes_outside_of_it(command: Command, tmp_path: Path) -> None:

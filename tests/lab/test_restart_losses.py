@@ -32,7 +32,8 @@ def test_steps_that_are_made_again_have_the_losses_of_the_first_time(command: Co
     assert_made_again(command, *training("/var/tmp/made-again", 24, 8), *lora)
 
 
-# The script below has ZeRO-2; benchmarks/restart_losses.py measures all strategies beside an undisturbed training.
+# Each commit sees ZeRO-2 and FSDP 2 go on in test_restart_shards.py, and what a script's worker is told in
+# tests/worker/test_restarts.py; benchmarks/restart_losses.py measures all strategies beside an undisturbed training.
 @pytest.mark.thorough
 @pytest.mark.usefixtures("deepspeed_compiled")
 @pytest.mark.parametrize("config", ["tiny_z3_config", "ds_z2_config"])
@@ -49,7 +50,6 @@ def test_sharded_steps_that_are_made_again_have_the_losses_of_the_first_time(com
         assert not list(folder.glob(f"global_step8/zero_pp_rank_{1 - rank}_*"))
 
 
-# Each commit sees FSDP 2 go on in test_restart_shards.py.
 @pytest.mark.thorough
 def test_fsdp_steps_that_are_made_again_have_the_losses_of_the_first_time(command: Command) -> None:
     """FSDP 2. Without Adam's moments, the second step after a resume has another loss."""
@@ -65,6 +65,7 @@ def test_fsdp_steps_that_are_made_again_have_the_losses_of_the_first_time(comman
             assert sorted(path.name for path in found.iterdir()) == names
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("deepspeed_compiled")
 def test_a_script_with_the_trainer_resumes_from_its_shards(command: Command) -> None:
     """ZeRO-2. The script neither saves on each node nor resumes by itself."""
