@@ -16,6 +16,8 @@ from typing import Any
 _STEPS = 8
 _MODEL, _DATA = "assets/tiny/model", "assets/tiny/data/tiny.json"
 _ABSENT = "/no/such/data.json"
+# Unless it is told to use CPUs, accelerate has every worker on a machine without a GPU train alone.
+_ENV = ("--env", "DO_NOT_TRACK=1", "--env", "ACCELERATE_USE_CPU=true")
 # What all three call alike.
 _ALIKE: dict[str, Any] = {
     "learning_rate": 1e-3,
@@ -46,15 +48,15 @@ def _train(name: str, python: str, folder: Path) -> None:
     errors = {one["check"] for one in checked["findings"] if one["severity"] == "error"}
     if "paths" not in errors:
         sys.exit(f"{name}: check found {sorted(errors)}, not that {_ABSENT} is missing")
-    options = ("--hosts", "lab", "--set", f"max_steps={_STEPS}", "--env", "DO_NOT_TRACK=1", "--json")
+    options = ("--hosts", "lab", "--set", f"max_steps={_STEPS}", *_ENV, "--json")
     run = _document("launch", *options, "--", *command(folder, _DATA))
     if run["status"] != "succeeded":
         sys.exit(f"{name}: {run['run_id']} {run['status']}: {json.dumps(run['first_failure'], indent=1)}")
     summary = run["summary"]
     first, last = summary["first_loss"], summary["last_loss"]
-    trained = (run["world_size"], summary["steps"], last < first)
-    if trained != (2, _STEPS, True):
-        sys.exit(f"{name}: workers, steps and whether the loss fell: {trained}")
+    trained = (run["world_size"], summary["strategy"], summary["steps"], last < first)
+    if trained != (2, "DDP", _STEPS, True):
+        sys.exit(f"{name}: workers, strategy, steps and whether the loss fell: {trained}")
     versions = ", ".join(f"{package} {version}" for package, version in _versions(name, python).items())
     print(f"{versions}: {_STEPS} steps of 2 workers on 2 nodes under {run['engine']}, loss {first:.3f} to {last:.3f}")
     _compare(name, command(folder, _DATA))
@@ -62,7 +64,7 @@ def _train(name: str, python: str, folder: Path) -> None:
 
 def _compare(name: str, command: tuple[str, ...]) -> None:
     """One node against two, the same at another rate, and two batch sizes on one node."""
-    options = ("--hosts", "lab", "--no-check", "--env", "DO_NOT_TRACK=1", "--json")
+    options = ("--hosts", "lab", "--no-check", *_ENV, "--json")
     contrast = _document("contrast", *options, "--steps", str(_STEPS), "--", *command)
     print(f"{name}: contrast: {contrast['verdict']['message']}")
     predicted = _document("predict", "last", "--link", "100mbit", "--nodes", "2", "--json")
