@@ -130,9 +130,9 @@ def test_a_connection_that_is_never_taken_times_out(node: LocalNode) -> None:
 
 
 def test_a_port_in_use_names_its_user_and_the_others_are_opened(node: LocalNode) -> None:
-    port = free_port()
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
+        port = free_port()
         with meeting(node, taken, port) as (_, listening):
             assert listening["ports"] == [port]
             assert "in use by" in listening["failed"][str(taken)]
