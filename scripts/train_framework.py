@@ -81,12 +81,14 @@ def _compare(name: str, command: tuple[str, ...]) -> None:
 
 
 def _trl(folder: Path, data: str) -> tuple[str, ...]:
-    path = folder / "trl.jsonl"
+    # Of its own: the training writes into the other.
+    path = folder / "data/trl.jsonl"
+    path.parent.mkdir(exist_ok=True)
     rows = json.loads(Path(_DATA).read_text())
     path.write_text("\n".join(json.dumps({"prompt": row["instruction"], "completion": row["output"]}) for row in rows))
     own: dict[str, Any] = {
         "model_name_or_path": _MODEL,
-        "dataset_name": str(folder) if data == _DATA else data,
+        "dataset_name": str(path.parent) if data == _DATA else data,
         "dtype": "float32",
     }
     config = _written(folder / "trl.yaml", _TRAINER | own | {"use_cpu": True, "bf16": False})
