@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import signal
 import statistics
@@ -24,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from command import JOB, REPOSITORY, SHAPE
 from multinode.cli import main as command_line
 from multinode.launch import restarts
 from multinode.launch.shard_copies import Seen, ShardCopies
+from multinode.stats.estimate import of_repeats
 
 EVERY = 10
 # Once a checkpoint is safe, the controller looks every 15 s: a block has as many looks as every other.
@@ -41,14 +41,12 @@ _SETTLE_S = 5.0
 _START_S = 400.0
 # Where a file of this name is, nothing is copied.
 _SWITCH = "MULTINODE_COPIES_OFF"
-# Of Student's distribution, 97.5%, by degrees of freedom: both ends of a 95% interval.
-_STUDENT = {1: 12.706, 4: 2.776, 9: 2.262, 19: 2.093, 29: 2.045, 39: 2.023}
 
 
 def main() -> None:
     """Measure and print one JSON document, and a line for each pair on stderr."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=20, choices=[one + 1 for one in _STUDENT])
+    parser.add_argument("--pairs", type=int, default=20, help="at least 2")
     parser.add_argument("--looks", type=int, default=2, help="how often the controller looks in a block")
     asked = parser.parse_args()
     pairs = []
@@ -58,10 +56,9 @@ def main() -> None:
             ms = {copies: _block(Path(folder), samples, asked.looks * _LOOKS_S, copies=copies) for copies in order}
             pairs.append({"without_ms": ms[False], "with_ms": ms[True], "ratio": ms[True] / ms[False]})
             print(f"{number + 1}: {json.dumps(pairs[-1])}", file=sys.stderr, flush=True)
-        copied = _copied(Path(folder))
+        copied = len((Path(folder) / "copied").read_text().splitlines())
     ratios = [pair["ratio"] for pair in pairs]
-    half = _STUDENT[len(ratios) - 1] * statistics.stdev(ratios) / math.sqrt(len(ratios))
-    mean = statistics.fmean(ratios)
+    mean = of_repeats(ratios)
     document = {
         "schema": "multinode.benchmark.shard_copies/2",
         "job": JOB,
@@ -69,8 +66,8 @@ def main() -> None:
         "pairs": pairs,
         "copied_parts": copied,
         "median_ratio": statistics.median(ratios),
-        "mean_ratio": mean,
-        "interval_95": [mean - half, mean + half],
+        "mean_ratio": mean.value,
+        "interval_95": [mean.low, mean.high],
     }
     print(json.dumps(document, indent=1))
 
@@ -82,8 +79,7 @@ class _Switched(ShardCopies):
         off = Path(os.environ[_SWITCH])
 
         def look_if_on() -> Seen:
-            nothing: Mapping[str, Any] = {}
-            return nothing if off.exists() else look()
+            return {} if off.exists() else look()
 
         def copy_and_note(checkpoint: str, copied: Any, over: Any) -> None:
             copy(checkpoint, copied, over)
@@ -91,13 +87,6 @@ class _Switched(ShardCopies):
                 notes.write(f"{time.time()} {checkpoint} {copied.source} {copied.target}\n")
 
         super().__init__(look_if_on, copy_and_note, **rest)
-
-
-def _copied(folder: Path) -> int:
-    notes = (folder / "copied").read_text().splitlines() if (folder / "copied").exists() else []
-    if not notes:
-        raise SystemExit(f"nothing was copied: {(folder / 'launch.log').read_text()}")
-    return len(notes)
 
 
 @contextlib.contextmanager

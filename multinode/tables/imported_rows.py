@@ -31,9 +31,8 @@ from multinode.stats.unknown import Unknown
 from multinode.sweep.contradictions import OUT_OF_MEMORY_WITH_FIGURES, Contradiction, find_contradictions
 from multinode.sweep.figures import MEASURED, NICS, CellRow, CellTable
 from multinode.sweep.measure import TABLE_FILE
-from multinode.sweep.notes import IGNORED_COLUMNS, LABEL_COLUMNS, with_notes
-from multinode.sweep.prices import with_price_notes, with_prices
-from multinode.sweep.table import relative_to
+from multinode.sweep.notes import IGNORED_COLUMNS, LABEL_COLUMNS
+from multinode.sweep.table import Look, look_at, relative_to
 from multinode.tables.columns import COLUMNS
 from multinode.tables.imported_columns import IMPORTED
 from multinode.tables.imported_forms import FORMS, HINT
@@ -333,7 +332,7 @@ def import_table(
             notes=tuple(_notes(read)),
         )
     )
-    table = with_notes(with_price_notes(with_prices(table, prices), table, prices))
+    table = look_at(table, Look(prices=prices))
     directory = RunDirectory.create(root, run_id)
     directory.write_bytes(f"imported{path.suffix.lower()}", path.read_bytes())
     if prices is not None:
