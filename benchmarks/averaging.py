@@ -224,15 +224,24 @@ class Text(NamedTuple):
 
 def standard_library() -> Text:
     """The text of the base."""
-    return read_text(Path(sysconfig.get_paths()["stdlib"]))
+    return read_text(standard_library_root())
+
+
+def standard_library_root() -> Path:
+    """The directory of Python's standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def python_files(root: Path) -> list[Path]:
+    """The Python sources below a directory, without tests and installed packages."""
+    others = {"site-packages", "test", "tests", "idlelib"}
+    return [path for path in sorted(root.rglob("*.py")) if not others & set(path.relative_to(root).parts)]
 
 
 def read_text(root: Path) -> Text:
-    """The Python sources below a directory, without tests and installed packages."""
+    """Bytes of the Python sources below a directory."""
     parts: tuple[list[bytes], list[bytes]] = ([], [])
-    others = {"site-packages", "test", "tests", "idlelib"}
-    files = [path for path in sorted(root.rglob("*.py")) if not others & set(path.relative_to(root).parts)]
-    for number, path in enumerate(files):
+    for number, path in enumerate(python_files(root)):
         parts[(number + 1) % HELD_OUT_FILES == 0].append(path.read_bytes())
     train, held_out = (torch.frombuffer(bytearray(b"\n".join(part)), dtype=torch.uint8) for part in parts)
     return Text(train, held_out)
