@@ -442,10 +442,10 @@ def method_trainings(base: int) -> dict[str, Training]:
     return {"one node": one, "DDP": one._replace(batch=NODES * BASE_BATCH), **averages}
 
 
-def decay_trainings(base: int) -> Iterator[Training]:
+def decay_trainings(base: int, steps: int = DECAY_STEPS) -> Iterator[Training]:
     """Those of one node, then every other method from a base, at the first rate."""
-    one, *others = (each._replace(steps=DECAY_STEPS, decays=True) for each in method_trainings(base).values())
-    yield from (one._replace(steps=round(part * DECAY_STEPS)) for part in PARTS)
+    one, *others = (each._replace(steps=steps, decays=True) for each in method_trainings(base).values())
+    yield from (one._replace(steps=round(part * steps)) for part in PARTS)
     yield from others
 
 
@@ -458,7 +458,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="*", choices=BATCHES, default=BATCHES, help="batches, for `ratio`")
     parser.add_argument("--rates", type=float, nargs="*", choices=RATES, default=RATES, help="learning rates")
     parser.add_argument("--shape", type=int, nargs=3, default=Shape()[:3], metavar=("WIDTH", "LAYERS", "HEADS"))
-    parser.add_argument("--steps", type=int, help="train for fewer steps")
+    parser.add_argument("--steps", type=int, help="train for another number of steps, for `decay` whole rounds")
     parser.add_argument("--seeds", type=int, nargs="*", default=(), help="more seeds of the best methods")
     parser.add_argument("--only", default="", metavar="REGEX", help="take trainings whose names match")
     parser.add_argument("--links", nargs="*", default=("100mbit", "1gbit"), help="rates of the lab, for `times`")
@@ -528,7 +528,7 @@ def asked_trainings(curves: dict[str, list[list[float]]], options: argparse.Name
     if options.part in {"decay", "lora"}:
         for base, seed, rate in itertools.product(options.bases, (0, *options.seeds), options.rates):
             given = {"seed": seed, "rate": rate, "lora": options.part == "lora"}
-            yield from (each._replace(**given) for each in decay_trainings(base))
+            yield from (each._replace(**given) for each in decay_trainings(base, options.steps or DECAY_STEPS))
         return
     for base in options.bases:
         methods = method_trainings(base).values()
@@ -595,7 +595,10 @@ def _last_loss(curve: Sequence[Sequence[float]]) -> float:
 def report(results: Results) -> str:
     """The tables in Markdown."""
     methods = (_method_lines(results, base) for base in BASES)
-    decayed = (_decay_lines(results, base, lora=lora) for lora in (False, True) for base in BASES)
+    others = (key for key in results.curves if "average=None" not in key)
+    lengths = sorted({int(steps) for key in others for steps in re.findall(r"decay=(\d+)", key)})
+    asked = itertools.product((False, True), BASES, lengths or [DECAY_STEPS])
+    decayed = (_decay_lines(results, base, steps, lora=lora) for lora, base, steps in asked)
     tables = filter(None, map(list, (_ratio_lines(results.curves), *methods, *decayed)))
     return "\n\n".join("\n".join(lines) for lines in tables)
 
@@ -646,11 +649,11 @@ def _gains(found: float, average: str | None, costs: dict[str, float]) -> list[s
     return [f"{found / (1 + sent * cost / averaging.every):.2f}" for cost in costs.values()]
 
 
-def _decay_lines(results: Results, base: int, *, lora: bool) -> Iterator[str]:
+def _decay_lines(results: Results, base: int, steps: int, *, lora: bool) -> Iterator[str]:
     curves, costs = results.curves, _costs(results, lora=lora)
     ones: list[Training] = []
     others: list[Training] = []
-    for each in decay_trainings(base):
+    for each in decay_trainings(base, steps):
         is_one = each.average is None and each.batch == BASE_BATCH
         (ones if is_one else others).append(each._replace(lora=lora))
     reached = [(one.steps, last_losses(curves, one)) for one in ones]
