@@ -71,7 +71,7 @@ def measure(
             "error": row["gain_error"],
             "covered": row["is_covered"],
         }
-        # Beside the unchanged training and one node alone.
+        # Beside the unchanged job and one node alone.
         for row in found["rows"][2:]
     ]
     for row in rows:

@@ -87,27 +87,29 @@ _MODELS = (
     _Size("Qwen2.5-72B", 8192, 80, 64, 8, 29568, 152064),
 )
 _HEADER = f"""\
-# How much bandwidth do I need
+# How much bandwidth do I need?
 
 <!-- Written by benchmarks/bandwidth_table.py. -->
 
-Predictions for **two nodes with {_GPUS} GPUs of {_TFLOPS:.0f} TFLOP/s each** (an RTX 4090 at 40% of its peak), in bf16,
-with {_SAMPLES} sequences of {_SEQUENCE_TOKENS} tokens per GPU and micro-batch, and {_ACCUMULATION} accumulation steps.
-For other models, nodes and batches, use `multinode predict`. To see whether a row fits in memory, use
-`multinode advise`.
+This page shows predictions for **two nodes with {_GPUS} GPUs of {_TFLOPS:.0f} TFLOP/s each** (an RTX 4090 at 40% of its
+peak). The training uses bf16, {_SAMPLES} sequences of {_SEQUENCE_TOKENS} tokens per GPU and micro-batch, and
+{_ACCUMULATION} accumulation steps. For other models, nodes and batches, use `multinode predict`. To see whether a
+training fits in memory, use `multinode advise`.
 
 - *sent* is the traffic that each node's NIC sends in an optimizer step.
-- The percentages are the efficiency of two nodes, with the range of the prediction. At 100%, two nodes are twice as
-  fast as one; below 50%, they are slower than one.
-- *break-even* is the link rate above which two nodes are faster than one. *90%* is the link rate for 90% efficiency.
-  Both are for TCP, which rarely carries more than 3 to 5 GB/s. `-` means that no link rate is enough with TCP.
+- Each percentage is the scaling efficiency of two nodes, followed by the range of the prediction in parentheses. At
+  100%, two nodes are twice as fast as one; below 50%, they are slower than one.
+- *break-even* is the link rate above which two nodes are faster than one.
+- *90%* is the link rate at which two nodes reach 90% efficiency.
+- *break-even* and *90%* assume TCP, which rarely carries more than 3 to 5 GB/s. `-` means that no link rate is enough
+  with TCP.
 
 [The last table](#full-fine-tuning-under-ddp-with-less-communication) shows the effect of compression and of less
 frequent averaging.
 
-GPUs that are twice as fast need twice the link rate. With DDP, twice the accumulation halves the required rate. ZeRO-2,
-ZeRO-3 and FSDP communicate in every micro-batch, so accumulation does not reduce the required rate. Longer sequences
-and larger micro-batches reduce it, because the step takes longer.
+GPUs that are twice as fast need twice the link rate. With DDP, twice as many accumulation steps halve the required
+rate. ZeRO-2, ZeRO-3 and FSDP communicate in every micro-batch, so accumulation does not reduce the required rate.
+Longer sequences and larger micro-batches reduce the required rate, because the step takes longer.
 
 {{error}} For a comparison of predictions with measured training runs, see [benchmarks](../../benchmarks/README.md).
 
@@ -128,10 +130,10 @@ _LEVERS = (
     _Lever(),
     _Lever("gradients in bf16", Levers(compression=Compression(kind="bf16"))),
     _Lever("PowerSGD, rank 4", Levers(compression=Compression(kind="powersgd:4"))),
-    _Lever("local SGD, every 16", Levers(averaging=Averaging(every=16))),
-    _Lever("local SGD, every 16, in bf16", Levers(averaging=Averaging(every=16, dtype="bf16"))),
+    _Lever("local SGD, every 16 steps", Levers(averaging=Averaging(every=16))),
+    _Lever("local SGD, every 16 steps, in bf16", Levers(averaging=Averaging(every=16, dtype="bf16"))),
     _Lever(
-        "DiLoCo, every 64, in bf16",
+        "DiLoCo, every 64 steps, in bf16",
         Levers(averaging=Averaging(every=64, dtype="bf16", outer_lr=0.7, momentum=0.9)),
     ),
 )
@@ -139,10 +141,12 @@ _WITH_LEVERS = frozenset({"Qwen2.5-0.5B", "Qwen2.5-7B", "Qwen2.5-72B"})
 _LEVERS_HEADER = """
 ## Full fine-tuning under DDP, with less communication
 
-This table shows the options `--grad-compress` and `--average` of `multinode launch`. *sent* is the mean over the steps
-of a round. Efficiency is in samples/s. All of these options except rounded gradients change the algorithm, so the
-loss may be worse ([what each one changes](../adr/0038-levers-are-judged-by-the-time-to-a-loss.md)). To measure whether
-an option pays off in your training, use `multinode tune` ([how to](../how-to/train-over-slow-ethernet.md)).
+This table shows the effect of the options `--grad-compress` and `--average` of `multinode launch`. If nodes average
+their parameters, *sent* is the mean over the steps from one averaging to the next. The efficiency compares samples/s.
+
+All of these options except gradients in bf16 change the algorithm, so the loss may be worse
+([what each one changes](../adr/0038-levers-are-judged-by-the-time-to-a-loss.md)). To measure whether an option pays
+off in your training, use `multinode tune` ([how to](../how-to/train-over-slow-ethernet.md)).
 
 """
 _RDMA_GBIT_PER_S = 100.0
@@ -162,15 +166,16 @@ def main() -> None:
     (tested,) = forecast_benchmarks(_PUBLISHED).back_test.tested
     assert tested.link_gbit_per_s is not None
     error = (
-        "For figures this coarse, the model has been checked against only one published training run, on "
-        f"{tested.nodes} nodes at {format_rate(tested.link_gbit_per_s)}. Its predicted step time was off by "
-        f"{abs(tested.error):.1%}. For other links, rely only on the ranges."
+        "The inputs of these tables are coarse figures, not measured runs. With coarse figures, the cost model has "
+        f"been checked against only one published training run, on {tested.nodes} nodes at "
+        f"{format_rate(tested.link_gbit_per_s)}. The predicted step time was off by {abs(tested.error):.1%}. For other "
+        "links, rely only on the ranges."
     )
     parts = [_HEADER.replace("{error}", error)]
     for title, rank in (("Full fine-tuning", None), (f"LoRA of rank {_RANK} on all linear modules", _RANK)):
         parts += [f"\n## {title}\n\n", _line(_COLUMNS), _line(["---"] * len(_COLUMNS))]
         parts += [_line(_row(model, strategy, rank)) for model in _MODELS for strategy in _NAMES]
-    parts += [_LEVERS_HEADER, _line(_COLUMNS).replace("strategy", "lever"), _line(["---"] * len(_COLUMNS))]
+    parts += [_LEVERS_HEADER, _line(_COLUMNS).replace("strategy", "option"), _line(["---"] * len(_COLUMNS))]
     models = [model for model in _MODELS if model.name in _WITH_LEVERS]
     parts += [_line(_row(model, "ddp", None, lever)) for model in models for lever in _LEVERS]
     print("".join(parts), end="")

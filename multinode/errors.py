@@ -37,7 +37,7 @@ def printable_line(text: str) -> str:
 
 
 class MultinodeError(Exception):
-    """An expected error. It says what failed, on which node, what was run, and how to fix it.
+    """Base class of all expected errors. It states what failed, on which node, and how to fix it.
 
     Args:
         message: what is wrong, one sentence.

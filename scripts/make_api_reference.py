@@ -25,8 +25,8 @@ _HEADER = """\
 
 The functions and structs of `multinode.api`. For examples, see [use from Python](../how-to/use-from-python.md).
 
-Within a major version, multinode may add names and fields, but does not rename or remove any. Names of fields include
-their units, as in `lease_s`. Results have the same fields as the [JSON documents](json.md).
+Within a major version, multinode may add names and fields, but does not rename or remove any. The name of a field
+includes its unit, as in `lease_s`. Results have the same fields as the [JSON documents](json.md).
 """
 # What a caller makes; the others are made by the functions.
 _REQUESTS = (

@@ -29,14 +29,15 @@ _HEADER = """\
 
 [In Chinese](troubleshooting.zh-CN.md)
 
-Search this page for the text of your error. In the texts below, `...` stands for any text. If a run has several
-errors, start with the first one. When a worker exits, its peers print errors too, but those are only consequences.
+Search this page for the text of your error. In the messages below, `...` stands for any text. If a run has
+several errors, start with the first one. When a worker exits, its peers also print errors, but these are only
+consequences.
 
-- **Check** names the check that finds the cause before a launch; see [the checks](checks.md).
+- **Check** lists the checks that can find the cause before a launch. See [the checks](checks.md).
 - **Kind** is the value of `first_failure.kind` in the output of `--json`.
 - The heading of an entry is the value of `first_failure.error_id`.
 
-`multinode launch`, `multinode show` and `multinode explain` use the same catalogue. For background, see the
+`multinode launch`, `multinode show` and `multinode explain` look up errors in this catalogue. For background, see the
 [frequently asked questions](../faq.md).
 """
 _WORDS = {
@@ -46,7 +47,7 @@ _WORDS = {
     "kind": "**Kind**: ",
     "note": "**Note**: ",
     "source": "**Source**: ",
-    "of_peers": "Workers print this error after another worker has exited.",
+    "of_peers": "This error can be a consequence: workers also print it after another worker has exited.",
     "is_general": "This error is generic. If the log has a more specific error, use that one.",
     "is_harmless": "This message alone does not mean that the run has failed.",
 }

@@ -17,13 +17,20 @@ _HEADER = """\
 
 <!-- Written by scripts/make_check_reference.py. -->
 
-`multinode check` reads facts from each node once, lets the nodes connect to each other's ports, and then applies these
-rules. multinode replaces words in braces with values. With an *error*, the training would hang or fail; with a
-*warning*, it may do so. A *note* is informational. The exit code is 0 without errors, 1 with errors, and 3 if a node
-could not be reached; the other nodes are still checked.
+`multinode check` collects facts from each node once, tests whether the nodes can connect to each other, and then
+applies the rules on this page. In a message, multinode replaces the words in braces with values. The words "it" and
+"here" in a message refer to the node that multinode prints before the message.
 
-`launch`, `nccl-test` and `contrast` first run the {launch} (of {count}) checks whose errors would make a run hang or
-fail, and stop on errors. `--no-check` skips these checks.
+- An *error* means that the training would hang or fail.
+- A *warning* means that the training may hang, fail or be slow.
+- A *note* is informational.
+
+The exit code is 0 if there are no errors, and 1 if there are errors. It is 3 if multinode could not reach a node; it
+still checks the other nodes.
+
+Commands that start a run, such as `launch`, `nccl-test` and `contrast`, first run {launch} of the {count} checks: those
+whose errors would make a run hang or fail. If such a check finds an error, the run does not start. `--no-check` skips
+these checks.
 """
 
 
@@ -40,7 +47,8 @@ def render_reference() -> str:
         rules = sorted(
             (one for one in list_rules() if one.code == name), key=lambda one: SEVERITIES.index(one.severity)
         )
-        parts += [f"\n## `{name}`\n\n", "| catches | | message | hint |\n|---|---|---|---|\n", *map(_row, rules)]
+        head = "| problem | severity | message | hint |\n|---|---|---|---|\n"
+        parts += [f"\n## `{name}`\n\n", head, *map(_row, rules)]
     return "".join(parts)
 
 

@@ -24,15 +24,16 @@ _HEADER = """\
 
 <!-- Written by scripts/make_cli_reference.py. -->
 
-multinode prints results to stdout, and progress, notes and errors to stderr. Every verb also accepts `-h` (`--help`),
-`-q` and `-v`. If a verb has many options, `--help` shows only the most common ones, and `--help-all` shows all of them.
+multinode prints results to stdout. It prints progress, notes and errors to stderr. Every command also accepts `-h`
+(`--help`), `-q` and `-v`. If a command has many options, `--help` shows only the most common ones, and `--help-all`
+shows all of them.
 
 multinode exits with one of these codes:
 
 | code | meaning |
 |---|---|
 | 0 | success |
-| 1 | the job, the check or the test failed, or a limit was not met (`--strict`, `--min-busbw`, `--min-efficiency`) |
+| 1 | the job, check or test failed, or a condition was not met (`--strict`, `--min-busbw`, `--min-efficiency`) |
 | 2 | the command line or a configuration file is wrong |
 | 3 | a node could not be reached |
 | 130 | interrupted |
@@ -92,7 +93,7 @@ def _end(epilog: str) -> list[str]:
 
 def _verbs() -> list[str]:
     """All verbs by stage."""
-    lines = ["", "| stage | verb | purpose |", "|---|---|---|"]
+    lines = ["", "| stage | command | purpose |", "|---|---|---|"]
     return lines + [f"| {verb.panel.lower()} | `{name}` | {verb.summary} |" for name, verb in VERBS.items()]
 
 

@@ -18,12 +18,12 @@ _HEADER = """\
 
 <!-- Written by scripts/make_columns_reference.py. -->
 
-This page lists the column titles that `multinode import` reads, with the figure that each stands for. Case, spaces,
-dashes, underscores and brackets make no difference. Titles in one row may have different units: `step_time_s` is in
-seconds. If a title has no unit, each cell needs one. A column title can be just the unit of a rate, such as `tokens/s`,
-`img/sec/GPU` or `s/it`. A unit or a scale (`k`, `M`, `B`) may follow a title: `memory (MiB)`, `tokens (M)`.
-`--column 'TITLE=COLUMN'` accepts any of these names. See also [how to import a
-table](../how-to/compare-gpus-by-price.md).
+This page lists the column titles that `multinode import` reads, and the figure that each title stands for. Case,
+spaces, dashes, underscores and brackets in a title make no difference. Titles of the same figure may have different
+units: `step_time_ms` is in milliseconds, and `step_time_s` is in seconds. If a title has no unit, each cell needs one.
+A column title can be just the unit of a rate, such as `tokens/s`, `img/sec/GPU` or `s/it`. A unit or a scale (`k`, `M`,
+`B`) may follow a title: `memory (MiB)`, `tokens (M)`. In `--column 'TITLE=COLUMN'`, COLUMN can be any title on this
+page. See also [how to import a table](../how-to/compare-gpus-by-price.md).
 
 | titles | column | meaning |
 |---|---|---|
@@ -46,8 +46,8 @@ def render_reference() -> str:
     return (
         f"{_HEADER}{''.join(rows)}"
         f"| {speeds} | depends on the unit | throughput; the unit is in the title or in each cell |\n"
-        f"\nIf a table has the following figures, multinode prints a note, ignores them, and calculates them from the "
-        f"rows: {left_out}.\n"
+        f"\nmultinode calculates the following figures itself, so it ignores columns with these titles and prints a "
+        f"note: {left_out}.\n"
     )
 
 

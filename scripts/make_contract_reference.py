@@ -57,8 +57,8 @@ _HEADER = """\
 <!-- Written by scripts/make_contract_reference.py. -->
 
 The field `schema` of a document contains the name and the version of its schema. Within a version, multinode may add
-fields, but does not rename or remove any. An unknown figure is `{"is": "unknown", "reason": ...}`. Names of fields
-include their units (`_s`, `_ms`, `_bytes`, `_mib`, `_gbit_per_s`). `time_s` is Unix time. Values that look like secrets
+fields, but does not rename or remove any. An unknown figure is `{"is": "unknown", "reason": ...}`. The name of a field
+includes its unit (`_s`, `_ms`, `_bytes`, `_mib`, `_gbit_per_s`). `time_s` is Unix time. Values that look like secrets
 are redacted.
 
 | `schema` | written by | JSON schema |

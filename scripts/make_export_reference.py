@@ -29,7 +29,7 @@ _HEADER = """\
 """
 _FOOTER = """
 Figures have the same names as in the [JSON documents](json.md), with units at the end. `*` stands for the name of a
-node, the interface of a NIC, or the index of a GPU. For example, `nodes.*.nics.*.share` of a summary is
+node, the interface of a NIC, or the index of a GPU. For example, `nodes.*.nics.*.share` of a summary is named
 `multinode/summary/nodes/NODE/nics/NIC/share` in TensorBoard, MLflow and Weights & Biases, and
 `multinode_summary_nodes_nics_share{run="RUN",node="NODE",ifname="NIC"}` in Prometheus. multinode does not export
 unknown figures.
@@ -40,14 +40,17 @@ _SAMPLES = (
 _TABLES = {
     "Per step": (
         STEP_FIGURES,
-        "These figures are `multinode/NAME` in TensorBoard, MLflow and Weights & Biases, during and after the run.",
+        (
+            "In TensorBoard, MLflow and Weights & Biases, these figures are named `multinode/NAME`. They are available "
+            "during and after the run."
+        ),
     ),
-    "Per node, during the run": (NODE_FIGURES, "These figures are `multinode_NAME` in Prometheus."),
+    "Per node, during the run": (NODE_FIGURES, "In Prometheus, these figures are named `multinode_NAME`."),
     "Summary of a finished run": (
         SUMMARY_FIGURES,
         (
-            "These figures are `multinode/summary/NAME`, or `multinode_summary_NAME` in Prometheus: the fields of "
-            "`summary` in `multinode show --json`."
+            "These figures are the fields of `summary` in `multinode show --json`. Their names are "
+            "`multinode/summary/NAME`, or `multinode_summary_NAME` in Prometheus."
         ),
     ),
 }

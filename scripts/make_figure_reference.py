@@ -26,8 +26,8 @@ _HEADER = """\
 
 <!-- Written by scripts/make_figure_reference.py. -->
 
-This page lists the figures in tables. The title is the title of the column; the name is for CSV files, `--where` and
-`--sort`. A figure without a title appears only in files and in `--where`. See also the
+This page lists the figures that tables show. The title is the header of the column. Use the name in `--where`
+and `--sort`; CSV files also use it. A figure without a title appears only in files and in `--where`. See also the
 [columns of imported tables](imported-columns.md) and the [exported figures](figures.md).
 
 | title | unit | name | meaning |

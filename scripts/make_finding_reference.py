@@ -28,9 +28,11 @@ _HEADER = """\
 
 <!-- Written by scripts/make_finding_reference.py. -->
 
-This page lists what multinode concludes from measurements. A finding has a code, a message, a hint, and its figures;
-`--json` prints all of them. Words in braces are filled in. For the findings of `multinode check`, see [the
-checks](checks.md); for error messages of trainings, see [troubleshooting](troubleshooting.md).
+This page lists the findings that multinode derives from measurements. A finding has a code and a message, and often a
+hint and figures. With `--json`, multinode prints all of these. Names in braces stand for values.
+
+For the findings of `multinode check`, see [the checks](checks.md). For error messages from training runs, see
+[troubleshooting](troubleshooting.md).
 """
 
 

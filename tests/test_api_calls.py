@@ -134,7 +134,7 @@ def test_a_secret_of_a_wrong_type_is_not_repeated(hosts: Path) -> None:
 def test_a_command_as_text_is_refused_with_its_words(hosts: Path) -> None:
     with pytest.raises(api.UsageError) as caught:
         api.run_launch(hosts, "train.py --lr 1e-4", say=None)
-    assert caught.value.hint == "give its words: ['train.py', '--lr', '1e-4']"
+    assert caught.value.hint == "pass a list of words: ['train.py', '--lr', '1e-4']"
 
 
 def plan_of_the_command(*arguments: str) -> Any:
@@ -229,7 +229,7 @@ def test_a_sentence_of_the_call_goes_to_say_alone(hosts: Path, capsys: pytest.Ca
     conda = ["conda", "run", "-n", "mine", "python", "train.py"]
     refused = error_of(api.run_launch, hosts, conda, say=said.append, min_nodes=1)
     assert refused.message == "--min-nodes needs --restarts"
-    assert said == ["conda run: use --setup 'conda activate mine' on the nodes"]
+    assert said == ["multinode replaces conda run with --setup 'conda activate mine'"]
     assert capsys.readouterr() == ("", "")
 
 

@@ -53,15 +53,15 @@ _WIDTH = 100
 
 @takes(CheckInput, "check")
 def run_check(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[CheckReport]:
-    """Find problems that would break a training job on these nodes, like `multinode check`.
+    """Find problems that would break a training job on these nodes. Equivalent to `multinode check`.
 
     Args:
-        hosts: a hostfile, a list of names, `@name` of multinode.toml, `lab` or `auto`. Default: the same as for
+        hosts: a hostfile, a list of names, `@NAME` (an entry of multinode.toml), `lab` or `auto`. Default: same as for
             `--hosts`.
-        job: path of a YAML file, or the words of a command, such as `["train.py", "--lr", "1e-4"]`. If None, only what
-            every training job requires is checked.
+        job: path of a YAML file, or a command as a list of words, such as `["train.py", "--lr", "1e-4"]`. If None, the
+            check covers only what every training job requires.
         say: called with a line of text at each stage. If None, nothing is printed.
-        options: the options of the command, written with underscores.
+        options: the options of the command, with underscores instead of hyphens.
 
     Raises:
         UsageError: a keyword, the hostfile or the job is invalid.
@@ -75,14 +75,16 @@ def run_check(hosts: Names = None, job: JobWords = None, *, say: Say = print, **
 
 @takes(LaunchInput, "launch")
 def run_launch(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[Launched]:
-    """Run a training job on every node to its end, like `multinode launch`. A failed run does not raise an error.
+    """Run a training job to completion on every node. Equivalent to `multinode launch`.
+
+    A failed run does not raise an error.
 
     Args:
         hosts: same as in `run_check`.
         job: same as in `run_check`. Default: the job in the settings, or configs/default.yaml.
         say: called with a line of text at each stage, and every 30 seconds with the progress. If None, nothing is
             printed.
-        options: the options of the command, written with underscores.
+        options: the options of the command, with underscores instead of hyphens.
 
     Raises:
         UsageError: a keyword, the hostfile or the job is invalid.
@@ -113,7 +115,7 @@ def run_launch(hosts: Names = None, job: JobWords = None, *, say: Say = print, *
 
 @takes(ContrastInput, "contrast")
 def run_contrast(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[Contrasted]:
-    """Compare one node with several, and explain which is faster and why, like `multinode contrast`.
+    """Compare one node with several, and explain which is faster and why. Equivalent to `multinode contrast`.
 
     If the measurement was interrupted, make the same call again to resume it.
 
@@ -121,7 +123,7 @@ def run_contrast(hosts: Names = None, job: JobWords = None, *, say: Say = print,
         hosts: same as in `run_check`.
         job: same as in `run_launch`.
         say: same as in `run_launch`.
-        options: the options of the command, written with underscores.
+        options: the options of the command, with underscores instead of hyphens.
 
     Raises:
         UsageError: a keyword, the hostfile or the job is invalid, or the mode is not possible.
@@ -143,13 +145,13 @@ def run_contrast(hosts: Names = None, job: JobWords = None, *, say: Say = print,
 def run_nccl_test(
     hosts: Names = None, collectives: str | Iterable[str] = "all_reduce", *, say: Say = print, **options: Any
 ) -> Result[ScanReport] | Result[TuneReport]:
-    """Measure collectives with PyTorch on the nodes and judge the network, like `multinode nccl-test`.
+    """Measure collectives with PyTorch on the nodes and evaluate the network. Equivalent to `multinode nccl-test`.
 
     Args:
         hosts: same as in `run_check`.
         collectives: name of a collective, or a list of names, such as `["all_reduce", "sendrecv"]`.
         say: same as in `run_launch`.
-        options: the options of the command, written with underscores. `tune=True` measures NCCL settings.
+        options: the options of the command, with underscores instead of hyphens. `tune=True` measures NCCL settings.
 
     Raises:
         UsageError: a keyword or the hostfile is invalid.
@@ -184,15 +186,15 @@ def read_nccl_test(  # noqa: PLR0913 - each is an option of the command
     workers_per_node: int | None = None,
     rdma: bool | None = None,
 ) -> Result[ReadReport]:
-    """Judge the output of nccl-tests, iperf3 or perftest, like `multinode nccl-test --read`.
+    """Evaluate the output of nccl-tests, iperf3 or perftest. Equivalent to `multinode nccl-test --read`.
 
     Args:
-        files: path of the output, or several paths.
+        files: path of a file that contains the output, or several paths.
         collective: name of the collective. Needed only if the output does not contain it.
         link: link rate of a node, such as `100gbit`, or of its NICs, such as `8x400gbit`.
         nodes: number of nodes. Needed only if the output does not contain it.
         workers_per_node: number of processes on each node.
-        rdma: whether NCCL used RDMA. If None, this is derived from the output.
+        rdma: whether NCCL used RDMA. If None, multinode derives this from the output.
 
     Raises:
         UsageError: a file cannot be read, or it contains no output of these programs.
@@ -207,20 +209,21 @@ def read_nccl_test(  # noqa: PLR0913 - each is an option of the command
 
 @takes(SweepInput, "sweep")
 def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[CellTable]:
-    """Measure a job over a grid of settings, nodes and workers, like `multinode sweep`.
+    """Measure a job over a grid of settings, node counts and worker counts. Equivalent to `multinode sweep`.
 
-    Pass the grid of a YAML as `grid={"per_device_train_batch_size": [1, 2, 4]}`, and the grid of a script as
+    For a YAML, pass the grid as `grid={"per_device_train_batch_size": [1, 2, 4]}`. For a script, pass it as
     `grid_arg={"--batch": [1, 2, 4]}`. If the measurement was interrupted, make the same call again to resume it.
 
     Args:
         hosts: same as in `run_check`.
         job: same as in `run_launch`.
         say: same as in `run_launch`.
-        options: the options of the command, written with underscores.
+        options: the options of the command, with underscores instead of hyphens.
 
     Raises:
         UsageError: a keyword, the hostfile, the job or the grid is invalid.
-        NodeError, NodeFailed: same as in `launch`. Raised only for the first cells.
+        NodeError, NodeFailed: same as in `launch`. After the first finished run, raised only if two runs in a row
+            cannot start.
     """
     given = read_keywords(SweepInput, "sweep", options, hosts=read_hosts(hosts), **read_job(job))
     note = _note(say)
@@ -235,20 +238,20 @@ def sweep(hosts: Names = None, job: JobWords = None, *, say: Say = print, **opti
 
 @takes(TuneInput, "tune")
 def tune(hosts: Names = None, job: JobWords = None, *, say: Say = print, **options: Any) -> Result[Tuned]:
-    """Find the change that lets a training job reach a given loss fastest, like `multinode tune`.
+    """Find the change that lets a training job reach a given loss fastest. Equivalent to `multinode tune`.
 
-    `judge="speed"` judges changes by samples/s instead. `from_="last"` tries the changes that `advise` predicts from a
-    stored run. If the measurement was interrupted, make the same call again to resume it.
+    To compare changes by samples/s instead, set `judge="speed"`. To try the changes that `advise` recommends for the
+    last run, set `from_="last"`. If the measurement was interrupted, make the same call again to resume it.
 
     Args:
         hosts: same as in `run_check`.
         job: same as in `run_launch`.
         say: same as in `run_launch`.
-        options: the options of the command, written with underscores.
+        options: the options of the command, with underscores instead of hyphens.
 
     Raises:
         UsageError: a keyword, the hostfile or the job is invalid, or the job cannot be tuned.
-        RunFailed: the unchanged training failed.
+        RunFailed: a run of the unchanged job failed.
         NodeError, NodeFailed: same as in `launch`.
     """
     given = read_keywords(TuneInput, "tune", options, hosts=read_hosts(hosts), **read_job(job))

@@ -169,5 +169,5 @@ def read_job(job: JobWords) -> dict[str, tuple[str, ...]]:
     path = os.fspath(job)
     first, *_ = path.split() or [""]
     if starts_program(first):
-        raise UsageError(f"{path!r} is a command as text", hint=f"give its words: {shlex.split(path)!r}")
+        raise UsageError(f"{path!r} is a command in one string", hint=f"pass a list of words: {shlex.split(path)!r}")
     return {"words": (path,)}

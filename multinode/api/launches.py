@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = (), deepspeed: Sequence[str] = ()) -> TrainingJob:
-    """Load a LLaMA-Factory YAML and the DeepSpeed JSON that it names.
+    """Load a LLaMA-Factory YAML file and the DeepSpeed JSON file that it names.
 
     For a script, use `ScriptJob(argv=("train.py",))` instead.
 
@@ -39,7 +39,7 @@ def read_code(directory: str | Path) -> CodeTree:
     The job then runs in the copy, as with `multinode launch --copy-code`.
 
     Raises:
-        UsageError: there are no files, there are too many, they are too large, or git failed.
+        UsageError: there are no files or too many, the files are too large, or git failed.
     """
     from multinode.job.code_tree import read_code as read
     from multinode.records.run_directory import runs_root
@@ -48,16 +48,16 @@ def read_code(directory: str | Path) -> CodeTree:
 
 
 def plan(launch: Launch, restarts: RestartOptions | None = None) -> LaunchPlan:
-    """Plan the command of every node from the hostfile alone, like `multinode launch --dry-run`.
+    """Plan the command of every node from the hostfile alone. Equivalent to `multinode launch --dry-run`.
 
-    This does not contact the nodes. Values that only a probe can find are marked as assumed.
+    This function does not contact the nodes. Values that only a probe of the nodes can find are marked as assumed.
 
     Args:
         launch: the job, the nodes, and how to run it.
         restarts: same as in `launch`.
 
     Raises:
-        UsageError: `connect` or `launch` would reject this before contacting a node.
+        UsageError: the launch is invalid. `connect` or `launch` would reject it before contacting a node.
     """
     from multinode.launch.offline import plan_offline
 
@@ -65,7 +65,7 @@ def plan(launch: Launch, restarts: RestartOptions | None = None) -> LaunchPlan:
 
 
 def launch(launch: Launch, context: RunContext, restarts: RestartOptions | None = None) -> Launched:
-    """Run a job to completion on all nodes and summarize the measurements, like `multinode launch`.
+    """Run a job to completion on all nodes and summarize the measurements. Equivalent to `multinode launch`.
 
     A failed run does not raise an error. See `launched.run.status` and `launched.run.first_failure`. To stop the run on
     every node, call `context.stop.ask("why")` in another thread.
@@ -73,7 +73,7 @@ def launch(launch: Launch, context: RunContext, restarts: RestartOptions | None 
     Args:
         launch: the job, the nodes, and how to run it.
         context: the connections to the nodes.
-        restarts: how to restart a failed run from its last checkpoint. If None, it is not restarted.
+        restarts: how to restart a failed run from its last checkpoint. If None, a failed run is not restarted.
 
     Raises:
         UsageError: the job cannot run on these nodes, or it cannot resume from a checkpoint.

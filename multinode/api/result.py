@@ -22,10 +22,10 @@ class Result(msgspec.Struct, Generic[Held], frozen=True, kw_only=True):
 
     Attributes:
         value: what was measured or found.
-        directory: where all of it lies; None if nothing was stored.
-        screen: makes the screen of the command; None where that is the report's own.
-        blocks: makes the report; None if there is none beside the screen.
-        details: whether the screen made of the report has its details.
+        directory: the directory of the run; None if nothing was stored.
+        screen: renders the output of the command; None if it is rendered from `blocks`.
+        blocks: renders the report; None if there is only `screen`.
+        details: whether output that is rendered from `blocks` includes the details.
     """
 
     value: Held

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def predict(names: Sequence[str], request: ForecastRequest | None = None, *, runs: Path | None = None) -> Forecast:
-    """Predict the speed with other networks, nodes and settings from stored runs, like `multinode predict`.
+    """Predict the speed with other networks, nodes and settings from stored runs. Equivalent to `multinode predict`.
 
     Args:
-        names: runs of the same training job, and an nccl-test, as run ids, beginnings of run ids, or `last`. For a
-            contrast, all of its runs are used.
+        names: runs of the same training job, and optionally an nccl-test. Each name is a run id, the beginning of a run
+            id, or `last`. If a run is a contrast, all of its runs are used.
         request: what to predict. Default: the speed of the measured job at common link rates.
         runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
 
@@ -34,7 +34,7 @@ def predict(names: Sequence[str], request: ForecastRequest | None = None, *, run
 
 
 def predict_from_benchmarks(path: str | Path, request: ForecastRequest | None = None) -> Forecast:
-    """Predict the speed from a file of published benchmarks, like `multinode predict --benchmarks`.
+    """Predict the speed from a file of published benchmarks. Equivalent to `multinode predict --benchmarks`.
 
     Raises:
         UsageError: the file is invalid, or the requested settings cannot be predicted.
@@ -47,12 +47,12 @@ def predict_from_benchmarks(path: str | Path, request: ForecastRequest | None = 
 def advise(
     *names: str, link: str | None = None, link_measured: str | None = None, runs: Path | None = None
 ) -> Result[Recommendations]:
-    """Rank changes that would make a measured training job faster, like `multinode advise`.
+    """Rank changes that would make a measured training job faster. Equivalent to `multinode advise`.
 
     Args:
         names: run ids, beginnings of run ids, or `last` (the default).
         link: link rate to assume, such as `10gbit`. Default: the measured link rate.
-        link_measured: link rate of the runs. Needed only if their NICs did not report it.
+        link_measured: link rate during these runs. Needed only if the NICs did not report it.
         runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
 
     Raises:
@@ -80,12 +80,12 @@ def report(
     say: Callable[[str], None] = lambda _: None,
     runs: Path | None = None,
 ) -> Result[Report]:
-    """Report all results of runs, like `multinode report`. A notebook shows the report without charts.
+    """Report all results of runs. Equivalent to `multinode report`. A notebook shows the report without charts.
 
     Args:
         names: run ids, beginnings of run ids, or `last` (the default).
         output: file or directory to write. If None, nothing is written.
-        form: `html`, `markdown`, `csv`, `json` or `table`. If None, the suffix of `output` decides.
+        form: `html`, `markdown`, `csv`, `json` or `table`. If None, the suffix of `output` determines the format.
         say: called with a line of text at each stage.
         runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
 
@@ -132,7 +132,7 @@ def load_run(name: str = "last", *, runs: Path | None = None) -> StoredRun:
 
 
 def document(result: object) -> Any:
-    """Convert a result, without secrets, to dicts, lists, strings and numbers, as `--json` prints it."""
+    """Convert a result to the dicts, lists, strings and numbers that `--json` prints. Secrets are redacted."""
     from multinode.secret_values import redacted
 
     return redacted(result)

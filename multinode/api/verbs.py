@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def check(
     cluster: Cluster, context: RunContext, job: Job | None = None, options: CheckOptions | None = None
 ) -> CheckReport:
-    """Probe every node, connect every node to every other node, and report problems, like `multinode check`.
+    """Probe all nodes, connect each node to every other node, and report problems. Equivalent to `multinode check`.
 
     A problem on a node is reported as a finding, not raised as an error. If a finding would make a training run fail,
     `report.ok` is False.
@@ -30,7 +30,7 @@ def check(
     Args:
         cluster: the nodes.
         context: the connections to the nodes.
-        job: the training job. If None, only what every training job requires is checked.
+        job: the training job. If None, the check covers only what every training job requires.
         options: how the job will be launched, and whether to measure the bandwidth between the nodes.
     """
     from multinode.check.check import CheckOptions, check_cluster
@@ -45,14 +45,14 @@ def copy(
     request: CopyRequest,
     observe: Callable[[CopyProgress], None] = lambda _: None,
 ) -> CopyReport:
-    """Copy files and directories from one node to all others, like `multinode copy`.
+    """Copy files and directories from one node to all others. Equivalent to `multinode copy`.
 
     If a node fails, the copy continues with the others. `report.ok` is True if all nodes have the same files.
 
     Args:
         cluster: the nodes.
         context: the connections to the nodes.
-        request: the paths and their source.
+        request: the paths to copy, and optionally the node to copy them from.
         observe: called with the progress, a few times per second.
 
     Raises:
@@ -66,13 +66,13 @@ def copy(
 
 
 def nccl_test(launch: Launch, context: RunContext, extent: Extent | None = None) -> ScanReport:
-    """Measure collectives with PyTorch on the nodes and judge the network, like `multinode nccl-test`.
+    """Measure collectives with PyTorch on the nodes and evaluate the network. Equivalent to `multinode nccl-test`.
 
     Args:
-        launch: the nodes, with a CollectiveTest as the job. Set `workers_per_node=1` to measure only the network
-            between the nodes.
+        launch: the nodes and the test. The `job` is a CollectiveTest. To measure only the network between the nodes,
+            set `workers_per_node=1`.
         context: the connections to the nodes.
-        extent: what to measure in addition to the collectives. Default: raw TCP between neighbors.
+        extent: what to measure in addition to the collectives. Default: raw TCP from each node to the next.
 
     Raises:
         RunFailed: the test failed.
@@ -93,15 +93,15 @@ def contrast(
     repeats: int = 1,
     fresh: bool = False,
 ) -> Contrasted:
-    """Compare one node with several, and explain which is faster and why, like `multinode contrast`.
+    """Compare one node with several, and explain which is faster and why. Equivalent to `multinode contrast`.
 
-    Every side runs all steps of the job. To run fewer steps, limit the job with `cut_job` first.
+    Each side of the comparison runs all steps of the job. To run fewer steps, limit the job with `cut_job` first.
 
     Args:
         launch: the job and all nodes.
         context: the connections to the nodes.
-        request: the sides to compare. Default: one node and all nodes, in the mode that the slots of node 0 allow.
-        repeats: number of repeats per side. The sides are interleaved.
+        request: what to compare. Default: one node and all nodes. The slots of node 0 then determine the mode.
+        repeats: number of runs per side. The runs of the sides are interleaved.
         fresh: whether to measure everything again. If False, an interrupted contrast with the same request is resumed.
 
     Raises:

@@ -26,14 +26,14 @@ _FEWER_CORES = 0.9
 _NOTHING = WorkerUse(seconds=0.0)
 
 _PACE = "the slowest device limits the training speed: train on identical devices, or give the slow device less work"
-_SAME_VERSIONS = "install the other nodes' versions on {node!s}, and measure again"
+_SAME_VERSIONS = "install the same versions on {node!s} as on the other nodes, and measure again"
 _HOLDER = "find the process, and stop it if you are allowed to: "
 
 CAUSES = CauseRules("Likely causes: a device in bench")
 _OTHER_DEVICE = CAUSES.cause(
     "other_name",
     cause="device",
-    about="a device that differs from its peers",
+    about="a device that is a different model from its peers",
     message="{node} has {name}, compared with {peers_name} on {they}",
     hint=_PACE,
     figures=("name", "peers_name"),
@@ -42,7 +42,7 @@ _OTHER_VERSIONS = (
     CAUSES.cause(
         "other_torch",
         cause="software",
-        about="a version of torch that differs from its peers",
+        about="a node with a different version of torch from its peers",
         message="{node} has torch {torch}, compared with {peers_torch} on {they}",
         hint=_SAME_VERSIONS,
         figures=("torch", "peers_torch"),
@@ -50,16 +50,16 @@ _OTHER_VERSIONS = (
     CAUSES.cause(
         "other_cuda",
         cause="software",
-        about="a torch built with a different version of CUDA than on its peers",
-        message="{node} has torch built with CUDA {cuda}, compared with {peers_cuda} on {they}",
+        about="a node whose torch was built with a different version of CUDA from that of its peers",
+        message="torch on {node} was built with CUDA {cuda}, compared with {peers_cuda} on {they}",
         hint=_SAME_VERSIONS,
         figures=("cuda", "peers_cuda"),
     ),
     CAUSES.cause(
         "other_capability",
         cause="software",
-        about="a torch with kernels for a different GPU architecture than on its peers",
-        message="{node} has kernels for {capability}, compared with {peers_capability} on {they}",
+        about="a node whose torch has kernels for a different architecture from that of its peers",
+        message="torch on {node} has kernels for {capability}, compared with {peers_capability} on {they}",
         hint=_SAME_VERSIONS,
         figures=("capability", "peers_capability"),
     ),
@@ -67,37 +67,37 @@ _OTHER_VERSIONS = (
 _FEW_THREADS = CAUSES.cause(
     "few_threads",
     cause="threads",
-    about="fewer threads per worker than on its peers",
-    message="threads per worker: {threads} on {node}, {peers_threads:g} on {they}",
+    about="a node with fewer threads per worker than its peers",
+    message="the number of threads per worker was {threads} on {node}, compared with {peers_threads:g} on {they}",
     hint="set env.OMP_NUM_THREADS= in the hostfile to the same value for every node, including {node!s}",
     figures=("threads", "peers_threads"),
 )
 _FEW_CORES = CAUSES.cause(
     "few_cores",
     cause="threads",
-    about="fewer cores per worker than on its peers",
-    message="cores that a worker may use: {cores} on {node}, {peers_cores:g} on {they}",
-    hint="check how many cores its workers may use (a cpuset or taskset may limit them): ssh {node} nproc",
+    about="a node with fewer cores per worker than its peers",
+    message="a worker on {node} may use {cores} cores, compared with {peers_cores:g} on {they}",
+    hint="check whether a cpuset or taskset limits the workers to fewer cores: ssh {node} nproc",
     figures=("cores", "peers_cores"),
 )
 _GPU_IN_USE = CAUSES.cause(
     "gpu_in_use",
     cause="other_load",
-    about="another process that used its GPU, while its peers' GPUs were free",
-    message="before the measurement, {holders} used its GPU",
+    about="a worker whose GPU was in use by another process, while the GPUs of its peers were free",
+    message="{holders} used the GPU before the measurement",
     hint=_HOLDER + "ssh {node} nvidia-smi",
     figures=("holders",),
 )
 _OTHER_LOAD = CAUSES.cause(
     "other_load",
-    about="other processes that used more cores than on its peers",
+    about="a node on which other processes used more cores than on its peers",
     message="other processes used {others_cores:.1f} of {node}'s {node_cores} cores{there}",
     hint="check what else runs there: ssh {node} top",
     figures=("others_cores", "peers_others_cores", "node_cores"),
 )
 _SHARED_PROCESSORS = CAUSES.cause(
     "shared_processors",
-    about="cores that it shares with other nodes on the same machine",
+    about="a node that shares its cores with other nodes on the same machine",
     message="all {node_cores} cores that {node} sees were busy, but its workers used only {job_cores:.1f} of {them}",
     hint="nodes on one machine share its cores: measure them one at a time",
     figures=("job_cores", "node_cores", "cores"),
@@ -105,32 +105,32 @@ _SHARED_PROCESSORS = CAUSES.cause(
 _OWN_GPU_IN_USE = CAUSES.cause(
     "own_gpu_in_use",
     cause="other_load",
-    about="another process was using a GPU that measured below its data sheet",
-    message="before the measurement, {holders} used it",
+    about="a GPU below the speed in its data sheet, if another process used it",
+    message="{holders} used the GPU before the measurement",
     hint=_HOLDER + "nvidia-smi",
     figures=("holders",),
 )
 _OWN_HEAT = CAUSES.cause(
     "own_gpu_heat",
     cause="gpu_heat",
-    about="heat, reported by the sensors of a GPU whose result is below its data sheet",
-    message="heat throttled it for {throttled_share:.0%} of the time",
+    about="a GPU below the speed in its data sheet, if heat throttled it according to its sensors",
+    message="heat throttled the GPU for {throttled_share:.0%} of the time",
     hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
     figures=("throttled_share",),
 )
 _OWN_POWER = CAUSES.cause(
     "own_gpu_power",
     cause="gpu_power",
-    about="a power limit, reported by the sensors of a GPU whose result is below its data sheet",
-    message="a power limit throttled it for {throttled_share:.0%} of the time",
+    about="a GPU below the speed in its data sheet, if a power limit throttled it according to its sensors",
+    message="a power limit throttled the GPU for {throttled_share:.0%} of the time",
     hint="nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE",
     figures=("throttled_share",),
 )
 _OWN_CLOCKS = CAUSES.cause(
     "own_gpu_clocks",
     cause="gpu_clocks",
-    about="low clocks of a GPU whose result is below its data sheet",
-    message="it ran at {sm_clock_mhz:.0f} of {sm_clock_max_mhz:.0f} MHz",
+    about="a GPU below the speed in its data sheet, if its clocks were low",
+    message="the GPU ran at {sm_clock_mhz:.0f} of {sm_clock_max_mhz:.0f} MHz",
     hint="nvidia-smi -q -d CLOCK,PERFORMANCE; to reset manually set clocks: nvidia-smi -rgc",
     figures=("sm_clock_mhz", "sm_clock_max_mhz"),
 )
@@ -138,15 +138,15 @@ USUAL = {
     "matmul": CAUSES.cause(
         "usual_matmul",
         cause="usual",
-        about="no cause found: usual reasons for slow matrix products",
+        about="no cause found: the usual causes of slow matrix products",
         message="usual causes are a lowered power limit, heat, manually set clocks, other processes on the GPU, or a "
-        "torch build without kernels for it",
+        "torch build without kernels for this GPU",
         hint="run this on the node during bench: nvidia-smi -q -d CLOCK,POWER,PERFORMANCE",
     ),
     "memory": CAUSES.cause(
         "usual_memory",
         cause="usual",
-        about="no cause found: usual reasons for slow memory",
+        about="no cause found: the usual causes of slow memory",
         message=(
             "usual causes are manually set memory clocks, optional error correction (ECC), or other processes on the "
             "GPU"
@@ -254,7 +254,7 @@ def _others_load(case: SlowDevice) -> Iterator[LikelyCause]:
     theirs = known_median(map(_others_cores, case.peers, case.others))
     if mine is None or case.me.node_cores is None or mine < (theirs or 0.0) + _OTHERS_MORE * case.me.node_cores:
         return
-    there = f", {theirs:.1f} on {case.they}" if theirs is not None else ""
+    there = f", compared with {theirs:.1f} on {case.they}" if theirs is not None else ""
     yield case.beside.cause(
         _OTHER_LOAD, others_cores=mine, peers_others_cores=theirs, there=there, node_cores=case.me.node_cores
     )

@@ -103,8 +103,8 @@ WORST = Figure[DeviceSpeed](
     cell=_worst,
 )
 MEDIAN = Figure[float]("median", "median", TFLOPS.unit, form="figure", about="median speed of the workers")
-WHOSE_BEST = Figure[str]("whose_best", "whose", about="fastest worker on its node")
-WHOSE_WORST = Figure[str]("whose_worst", "whose", about="slowest worker on its node")
+WHOSE_BEST = Figure[str]("whose_best", "whose", about="node and rank of the fastest worker")
+WHOSE_WORST = Figure[str]("whose_worst", "whose", about="node and rank of the slowest worker")
 OF_SHEET = Figure[float](
     "of_peak", "of sheet", form="percent", about=("best speed as a share of the rate in the data sheet")
 )
@@ -156,10 +156,10 @@ class BenchTest(msgspec.Struct, frozen=True, kw_only=True):
 
 LABEL = Figure[str]("label", "test", about="name of the test, with its element type")
 DTYPE = Figure[str]("dtype", "type", about="element type of a test")
-MATRIX_ROWS = Figure[str]("size", "rows", form="digits", about="number of rows of the matrices")
+MATRIX_ROWS = Figure[str]("size", "rows", form="digits", about="number of rows of each matrix")
 PHASE = Figure[str]("phase", "phase", about="whether workers were measured one at a time or all at once")
 WHOSE = Figure[str](
-    "whose", "whose", about="a worker that could not run the test, and how many other workers could not"
+    "whose", "whose", about="a worker that could not run the test, and the number of other such workers"
 )
 WHY = Figure[str]("error", "why", about="why a test could not be measured")
 
@@ -237,7 +237,7 @@ class Anomaly(Finding, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """One sentence with its cause."""
-        because = f"likely because {self.causes[0].message}" if self.causes else "no recorded data explains it"
+        because = f"likely cause: {self.causes[0].message}" if self.causes else "no recorded data explains it"
         return f"{self.message}; {because}"
 
 

@@ -49,8 +49,8 @@ _DROP = FINDINGS.rule(
 )
 _BELOW_SHEET = FINDINGS.rule(
     "below-sheet",
-    about="devices far below their data sheet",
-    message="{devices} reaches at most {of_peak:.0%} of its data sheet's rate ({label})",
+    about="devices that are far slower than their data sheet states",
+    message="{devices} reaches at most {of_peak:.0%} of the rate in its data sheet ({label})",
 )
 _STILL_MEASURING = FINDINGS.rule(
     "still-measuring", about="parts that a running bench has not measured yet", message="still measuring {at}{rest}"
@@ -76,27 +76,27 @@ _AS_FAST = FINDINGS.rule(
 _METHOD = FINDINGS.rule(
     "method",
     about="how the devices were measured",
-    message="median of the timings over {seconds:g} s per test{repeated}; matrix products: 2 n^3 FLOP; memory: bytes "
-    "read and written, 2 buffers for copy and 3 for triad",
+    message="each figure is the median of the timings over {seconds:g} s per test{repeated}. A matrix product counts "
+    "as 2 n^3 FLOP. Memory tests count the bytes read and written (2 buffers for copy, 3 for triad)",
     figures=("seconds", "repeats"),
 )
 _POWER_LIMITED = FINDINGS.rule(
     "power-limited",
     about="a healthy GPU slowed by its own power limit, as is usual for data center GPUs in long matrix products",
-    message="{node}/{rank} {phase}: the power limit{limit} reduced the clock for {limited_share:.0%} of the time",
+    message="{node}/{rank} ({phase}): the power limit{limit} reduced the clock for {limited_share:.0%} of the time",
     figures=("rank", "phase", "limited_share", "power_limit_w"),
 )
 _LAYERS = FINDINGS.rule(
     "layers",
     about="how the FLOPs of layers are counted",
-    message="layers: batch x sequence {sizes}, width 1024; a backward pass counts as two forward passes; the causal "
-    "mask is ignored",
+    message="layers are tested with batch x sequence {sizes} and width 1024. A backward pass counts as two forward "
+    "passes; the causal mask is ignored",
     figures=("sizes",),
 )
 _CPU_THREADS = FINDINGS.rule(
     "cpu-threads",
-    about="number of threads that torch uses on CPUs",
-    message="CPUs: torch computes with {threads} {noun} per worker",
+    about="the number of threads that torch uses on CPUs",
+    message="on CPUs, torch computes with {threads} {noun} per worker",
     figures=("threads",),
 )
 

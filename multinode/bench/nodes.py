@@ -52,7 +52,7 @@ FINDINGS = RuleGroup("Findings of bench")
 _NOT_MEASURED = FINDINGS.rule(
     "not-measured",
     about="a node that could not be measured",
-    message="{node} could not be measured {phase}: {error}",
+    message="{node} could not be measured ({phase}): {error}",
     figures=("phase", "error"),
 )
 _TEST_FAILED = FINDINGS.rule(

@@ -49,8 +49,8 @@ from multinode.stats.estimate import known_median
 # Above this number, only the slowest rows are shown.
 _MOST_ROWS = 32
 _MOST_SMALL = 16
-_SLOW = f"! slow: below {SLOW_BELOW:.0%} of its peers"
-_SLOW_NOTE = f"{_SLOW}, and the 95% confidence interval of that share excludes 1"
+_SLOW = f"! slow: below {SLOW_BELOW:.0%} of the speed of its peers"
+_SLOW_NOTE = f"{_SLOW}; the 95% confidence interval of its relative speed excludes 1"
 _LAUNCH_NOTE = f"~ lower bound: a call takes less time than launching it from Python ({LAUNCH_US:.0f} us)"
 _WAYS = (" forward", " forward + backward")
 _WHERE = (NODE_NAME, WORKER, PHASE)
@@ -108,7 +108,7 @@ def bench_sheets(report: BenchReport) -> tuple[Sheet, ...]:
     products = {speed_in(TFLOPS, dtype): (_of(kind="matmul", dtype=dtype),) for dtype in dtypes}
     moved = dict.fromkeys((test.kind, test.name) for test in tests if test.kind in {"memory", "bus"})
     memory = {speed_in(MEMORY_RATE, name): (_of(kind=kind, name=name),) for kind, name in moved}
-    of_sheet = "fastest size of each type; % of the data sheet's figure"
+    of_sheet = "speed at the fastest size of each type; %: share of the data sheet's figure"
     sheets = [
         _device_sheet(report),
         _speed_sheet(report, "matrix products", products, of_sheet),

@@ -38,8 +38,8 @@ _SSH = CheckRules("ssh")
 
 UNVERIFIED = _SSH.warning(
     about="a node's host key is not verified (StrictHostKeyChecking no)",
-    message="ssh does not verify its host key (StrictHostKeyChecking no in the SSH configuration). An impostor would "
-    "get the job, so multinode sends no secrets to this node",
+    message="ssh does not verify its host key (StrictHostKeyChecking no in the SSH configuration). Another machine "
+    "could pose as the node and receive the job, so multinode sends no secrets to this node",
     hint="remove this setting for the node, compare the fingerprint of its key, and accept the key once:\nssh -o "
     "StrictHostKeyChecking=ask {node} true",
 )
@@ -254,9 +254,9 @@ _STREAM_S = 0.3
 class CheckOptions(LaunchOptions, frozen=True, kw_only=True):
     """How to check the nodes, and how the job will be launched."""
 
-    # whether to measure the bandwidth between the nodes. Default: only if there are few nodes
+    # whether to measure the bandwidth between the nodes. Default: only if there are few nodes, and no run is active
     bandwidth: bool | None = None
-    # directory of earlier runs, which show how much memory the job needs. None means that this is unknown
+    # directory of earlier runs, which show how much memory the job needs. If None, this is unknown
     runs: Path | None = None
 
 

@@ -77,7 +77,7 @@ MIXED_MODELS = _GPUS.warning(
 MIG_ON_SOME = _GPUS.warning(
     about="MIG divides some of the job's GPUs, but a MIG instance is slower than a whole GPU",
     message="MIG divides GPU {index} here, but {peer} has a whole GPU. The job gets a MIG instance here, and every "
-    "step waits for its worker",
+    "step waits for the worker on this instance",
     hint="use MIG on all nodes or on none, or select other GPUs with gpus= in the hostfile. To list the MIG instances "
     "of {node}:\nnvidia-smi -L",
 )
@@ -100,9 +100,9 @@ DRIVERS_DIFFER = _GPUS.warning(
 )
 NO_PEER_TO_PEER = _GPUS.warning(
     about="GeForce RTX 40 GPUs with a driver before 550.40.07, which reports peer-to-peer support that does not work",
-    message="{nodes}: driver {version} reports peer-to-peer access between the {model} GPUs, which do not have it "
-    "(fixed in 550.40.07). NCCL may hang, and Accelerate (Hugging Face Trainer, LLaMA-Factory) starts only if "
-    "NCCL_P2P_DISABLE and NCCL_IB_DISABLE are set",
+    message="{nodes}: driver {version} reports peer-to-peer access between the {model} GPUs, although they do not "
+    "support it (fixed in driver 550.40.07). NCCL may hang. Accelerate, which the Hugging Face Trainer and "
+    "LLaMA-Factory use, starts only if NCCL_P2P_DISABLE and NCCL_IB_DISABLE are set",
     hint="set env.NCCL_P2P_DISABLE=1 and env.NCCL_IB_DISABLE=1 (=0 if NCCL should use RDMA) for {nodes!s} in the "
     "hostfile, or install driver 550.40.07 or later",
 )
@@ -136,7 +136,7 @@ TORCH_WITHOUT_CUDA = _VERSIONS.error(
     "{package} --index-url {index}",
 )
 TORCH_TOO_NEW = _VERSIONS.error(
-    about="torch finds no GPU because its CUDA is newer than the driver",
+    about="torch finds no GPU because its CUDA version is too new for the driver",
     message="{nodes}: torch finds no GPU. It was built for CUDA {cuda}, which needs NVIDIA driver {needed} or later, "
     "but the driver is {driver}. The job would train on the CPUs",
     hint="install driver {needed} or later on {nodes!s}, or a build of torch for the installed driver. "
@@ -145,7 +145,7 @@ TORCH_TOO_NEW = _VERSIONS.error(
     "{python} -m pip install --force-reinstall {package} --index-url {index}",
 )
 MAY_BE_TOO_NEW = _VERSIONS.warning(
-    about="torch's CUDA is newer than the driver, and multinode could not check whether torch finds a GPU",
+    about="torch's CUDA version is too new for the driver, and multinode could not check whether torch finds a GPU",
     message="{nodes}: torch was built for CUDA {cuda}, which needs NVIDIA driver {needed} or later, but the driver is "
     "{driver}. torch may find no GPU ({reason})",
     hint="on {nodes!s}, check whether torch finds a GPU (it does with CUDA's forward-compatibility libraries):\n"
@@ -169,35 +169,35 @@ NO_KERNELS = _VERSIONS.error(
 GPU_HELD = _GPUS.warning(
     about="another process uses a GPU that the job would use",
     message="GPU {index} is in use by {who}; {used} of its {total} of memory is taken. The job would share this GPU, "
-    "and every step on all nodes waits for the slowest GPU",
+    "and every step waits for the slowest GPU of all nodes",
     hint=(
-        "run nvidia-smi on {node} to see its processes; wait until they end, or choose other GPUs with gpus= in the "
-        "hostfile"
+        "run nvidia-smi on {node} to see which processes use the GPU. Wait until they end, or choose other GPUs with "
+        "gpus= in the hostfile"
     ),
 )
 GPU_FULL = _GPUS.error(
     about="a GPU that the job would use has almost no free memory",
     message="GPU {index} is full: {who} uses {used} of its {total}, so the job would run out of memory",
     hint=(
-        "run nvidia-smi on {node} to see its processes; wait until they end, or choose other GPUs with gpus= in the "
-        "hostfile"
+        "run nvidia-smi on {node} to see which processes use the GPU. Wait until they end, or choose other GPUs with "
+        "gpus= in the hostfile"
     ),
 )
 LEFTOVER = _LEFTOVERS.warning(
-    about="processes of an earlier run are still running, without a supervisor",
+    about="processes of an earlier run are still running without a supervisor",
     message="run {run} left {count} ({commands}) behind without a supervisor. The job cannot use the cores, memory "
     "and ports that are still occupied",
     hint="run this on {node}:\nkill -9 {pids!s}",
 )
 LEFTOVER_ON_GPU = _LEFTOVERS.error(
     about="processes of an earlier run still use a GPU that the job would use",
-    message="GPU {gpus} is still in use by {count} ({commands}) of run {run}, which lacks a supervisor. The job would "
-    "share the GPU, or run out of memory",
+    message="GPU {gpus} is still in use by {count} ({commands}) of run {run}, which no longer has a supervisor. The "
+    "job would share the GPU, or run out of memory",
     hint="run this on {node}:\nkill -9 {pids!s}",
 )
 RUN_GOES_ON = _LEFTOVERS.note(
     about="another multinode run is still running",
-    message="run {run} is still running ({nodes}), so it would share cores, memory and network with the job",
+    message="run {run} is still running on {nodes}, so it would share cores, memory and network with the job",
     hint="wait until it ends, or stop it on all its nodes (add --hosts HOSTFILE if another machine launched it):\n"
     "multinode stop {run}",
 )
@@ -382,7 +382,7 @@ def check_torch_gpus(inspection: Inspection) -> Iterator[CheckFinding]:
         needed = _FIRST_DRIVERS.get((cuda or "").partition(".")[0], 0) if is_nvidia else 0
         is_old = bool(driver) and _major(driver) < needed
         if is_nvidia and facts.cuda_version == WITHOUT_CUDA:
-            pip = ", as `pip install torch` installs it on aarch64" if facts.architecture == "aarch64" else ""
+            pip = " (the default of `pip install torch` on aarch64)" if facts.architecture == "aarch64" else ""
             yield TORCH_WITHOUT_CUDA.found(node.name, pip=pip, **texts)
         elif isinstance(devices, Unknown):
             if is_old:

@@ -22,40 +22,41 @@ NO_ROUTE = _INTERFACE.error(
 )
 UNANSWERABLE_ROUTE = _INTERFACE.error(
     about="a node sends to a peer from a network in which the peer has no interface",
-    message="it listens at {mine} ({ifname}) but sends to {peers} from {source} ({other}), and {peers} has no "
-    "interface in that network. Replies are lost, or rp_filter drops the packets, so the first collective hangs",
+    message="it listens at {mine} ({ifname}) but sends to {peers} from {source} ({other}). No interface of {peers} is "
+    "in the network of {source}. Replies are lost, or rp_filter drops the packets, so the first collective hangs",
     hint="run on {node}{gateway!s}:\n{command!s}",
 )
 OTHER_ROUTE = _INTERFACE.warning(
     about="asymmetric routes: a node listens on one interface and sends over another",
     message="it listens at {mine} ({ifname}) but sends to {peers} from {source} ({other}). NCCL_SOCKET_IFNAME selects "
-    "the interface that a node listens on, but the kernel's routes select the interface that it sends over. So half "
-    "of the traffic uses the other network",
+    "the interface that a node listens on, but the kernel's routes select the interface that it sends over, so half of "
+    "the traffic uses the other network",
     hint="run on {node}{gateway!s}:\n{command!s}",
 )
 SHARED_SUBNET = _INTERFACE.warning(
     about="two interfaces of a node are in one subnet",
-    message="{ifname} and {others} are both in {network}. The kernel answers for both addresses on both interfaces "
-    "and sends over the first, so traffic for {ifname} may use the other interface, and connections may time out",
-    hint="on {node}, put {others!s} into a subnet of its own, or bond the interfaces{way!s}",
+    message="{ifname} and {others} are in the same subnet, {network}. The kernel answers for each address on every "
+    "interface of the subnet, and sends over the first one, so traffic for {ifname} may use the other interface, and "
+    "connections may time out",
+    hint="on {node}, put {others!s} into a separate subnet, or bond the interfaces{way!s}",
 )
 NCCL_WOULD_TAKE = _INTERFACE.note(
     about="by default, NCCL would use docker, bridge or VPN interfaces; multinode sets another interface for its jobs",
-    message="by default, NCCL {version} would use {taken} on {nodes}, but {virtual} does not reach the other nodes, "
-    "or is slow. Manual launches may hang; multinode sets the interface for its jobs",
+    message="by default, NCCL {version} would use {taken} on {nodes}, but the other nodes are unreachable over "
+    "{virtual}, or the connection is slow. Manual launches may hang; multinode sets the interface for its jobs",
     hint="for manual launches, run on {nodes!s}:\nexport NCCL_SOCKET_IFNAME=={ifname}",
     by_hand=True,
 )
 NCCL_WILL_TAKE = _INTERFACE.warning(
     about="NCCL would use docker, bridge or VPN interfaces, because no setting names the right one",
-    message="no setting names the interface of {nodes}. NCCL {version} would use {taken}, but {virtual} does not "
-    "reach the other nodes, or is slow. The first collective may hang",
+    message="no setting names the interface of {nodes}. NCCL {version} would use {taken}, but the other nodes are "
+    "unreachable over {virtual}, or the connection is slow. The first collective may hang",
     hint="set each node's training interface in the hostfile: ifname=",
 )
 WIRELESS = _INTERFACE.warning(
     about="the data plane is wireless",
-    message="its data plane, {ifname}, is wireless. Wireless is slow, shared and sometimes interrupted, and every "
-    "training step waits for the slowest node",
+    message="its data plane, {ifname}, is wireless. Wireless links are slow, shared and sometimes interrupted, and "
+    "every training step waits for the slowest node",
     hint="{way!s}",
 )
 TUNNEL = _INTERFACE.warning(
@@ -221,7 +222,7 @@ def _new_route(route: Route, mine: Endpoint, theirs: list[_Network]) -> dict[str
     network = next((network for network in theirs if _holds(network, route.peer)), None)
     way = "" if network is not None and _holds(network, mine.addr) else " via ROUTER"
     command = f"sudo ip route replace {network or route.peer}{way} dev {mine.ifname} src {mine.addr}"
-    gateway = f" (ROUTER: the gateway in the network of {mine.ifname})" if way else ""
+    gateway = f" (ROUTER is the gateway in the network of {mine.ifname})" if way else ""
     return {"command": command, "gateway": gateway}
 
 

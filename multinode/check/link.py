@@ -33,8 +33,8 @@ BELOW_PEERS = _LINK.warning(
 )
 HALF_DUPLEX = _LINK.warning(
     about="half duplex: one end of the link does not negotiate",
-    message="{ifname} runs in half duplex. It loses packets and cannot send and receive at the same time, which "
-    "ring algorithms need to do",
+    message="{ifname} runs in half duplex. It loses packets, and it cannot send and receive at the same time, although "
+    "ring algorithms need this",
     hint="enable autonegotiation on the switch port and on {node}:\nsudo ethtool -s {ifname} autoneg on",
 )
 LINK_ERRORS = _LINK.warning(
@@ -70,7 +70,7 @@ SLOW_RECEIVER = _LINK.warning(
     "-S {ifname}",
 )
 SLOW_PAIR = _LINK.warning(
-    about="the network is slow between two nodes, but both are fast with other nodes",
+    about="the network is slow between two nodes, but each of them is fast with other nodes",
     message=(
         "a stream from {source} to {target} reaches only {best} of {ceiling}, so something between the two nodes "
         "limits it"
@@ -88,14 +88,15 @@ SLOW_BETWEEN = _LINK.warning(
 ALL_SLOW = _LINK.note(
     about="the network between all nodes carries less than the links could",
     message=(
-        "no stream between the nodes exceeds {best} of {ceiling}. The switch limits the streams, or the CPUs are busy"
+        "no stream between the nodes exceeds {best} of {ceiling}. Either the switch limits the streams, or the CPUs "
+        "are busy"
     ),
     hint="measure again on idle nodes, or measure collectives:\nmultinode nccl-test",
 )
 ONE_CONNECTION = _LINK.note(
     about="one TCP connection cannot use the full rate of a link with 10 Gbit/s or more",
-    message="one TCP connection reaches at most {best} of {ceiling}. At this speed the limit is one CPU core, but "
-    "NCCL opens several connections",
+    message="one TCP connection reaches at most {best} of {ceiling}. One CPU core limits a connection at this speed, "
+    "but NCCL opens several connections",
     hint="measure collectives:\nmultinode nccl-test",
 )
 

@@ -36,26 +36,26 @@ NO_INTERPRETER = _INTERPRETER.error(
 )
 NOT_INSTALLED = _PACKAGES.error(
     about="the job's interpreter lacks packages that the job imports",
-    message="{words} not installed for {python}",
+    message="{python} lacks {words}",
     hint="correct python= in the hostfile, or run on the node:\n{python} -m pip install {packages!s}",
 )
 OTHER_SHELL = _INTERPRETER.error(
     about="the training environment is only available in interactive shells (conda, modules, .bashrc)",
     message="over SSH, the job would run {python}, which has no {words}. An interactive shell finds {other}, because "
-    "it runs a setup (conda, a module, ~/.bashrc) that commands over SSH do not run",
+    "it runs start-up commands (conda, modules, ~/.bashrc) that a command over SSH does not run",
     hint="set this on the line of {node} in the hostfile: python={other}",
 )
 TOOL_MISSING = _PACKAGES.error(
     about="a program that starts the job (torchrun, llamafactory-cli) is neither next to the interpreter nor on PATH",
     message="{tool} is neither next to {python} nor on the PATH of a non-interactive shell{elsewhere}, so the job "
     "cannot start",
-    hint="in the hostfile, set an environment that has it (python=), or run on the node:\n{python} -m pip install "
-    "{package}",
+    hint="in the hostfile, set python= to an interpreter whose environment has it, or run on the node:\n{python} -m "
+    "pip install {package}",
 )
 VERSIONS_DIFFER = _VERSIONS.error(
-    about="nodes have different versions of a package that must match",
+    about="nodes have different versions of a package, although the versions must match",
     message="{package} is {version} here and {expected} on {peer}, but the versions must match",
-    hint="if {peer} has the right one, run this on {node}:\n{python} -m pip install {package}=={public}{build!s}",
+    hint="if {peer} has the right version, run this on {node}:\n{python} -m pip install {package}=={public}{build!s}",
 )
 
 
@@ -134,8 +134,8 @@ def needed_tools(job: Job | Benchmark | None) -> tuple[str, ...]:
 
 SAME_MACHINE = _MACHINE.error(
     about="one machine is listed twice in the hostfile, with two names or addresses",
-    message="it is the same machine as {peer} (hostname {names}). Their workers would share cores and GPUs, NCCL "
-    "refuses two workers on one GPU, and no network connects them",
+    message="it is the same machine as {peer} (hostname {names}). The workers of both nodes would share its cores and "
+    "GPUs, and would not use the network. NCCL refuses two workers on one GPU",
     hint=(
         "remove one of the two lines from the hostfile, and set slots= on the other line to the number of GPUs of the "
         "machine"
@@ -143,14 +143,15 @@ SAME_MACHINE = _MACHINE.error(
 )
 SHARED_MACHINE = _MACHINE.warning(
     about="two containers on one machine are listed as two nodes",
-    message="it is another container on the machine of {peer} ({hostname} and {other}). Both share its cores, memory "
-    "and NIC. If both see the same GPU, both train on it, because NCCL takes them for two hosts",
+    message="it is another container on the machine of {peer} ({hostname} and {other}). The two containers share the "
+    "cores, memory and NIC of this machine. If both see the same GPU, both train on it, because NCCL treats them as "
+    "two hosts",
     hint="give each container its own GPUs (docker: --gpus device=0), or use the machine as one node",
 )
 BRIDGED_CONTAINER = _MACHINE.warning(
     about="a docker container without host networking, whose address other machines cannot reach",
-    message="it is a container on docker's bridge. Only its own machine can reach its address {addr}, so workers on "
-    "other machines cannot connect to it",
+    message="it is a container on docker's bridge. Only the machine that runs it can reach its address {addr}, so "
+    "workers on other machines cannot connect to it",
     hint="start the container with --network=host, and give its sshd its own port: port= in the hostfile",
 )
 CLOCK_OFF = _CLOCK.warning(
@@ -167,9 +168,10 @@ CONTROLLER_CLOCK_OFF = _CLOCK.warning(
 )
 
 SMALL_SHM = _MACHINE.warning(
-    about="too little space in /dev/shm, as with docker's default; data loader workers and NCCL fail with a bus error",
-    message="shared memory (/dev/shm) has only {total} on {nodes}, but {users} share data there. A worker may fail "
-    "with `Bus error` or `No space left on device`",
+    about="shared memory is too small, as it is by default in docker, so data loader workers and NCCL may fail with a "
+    "bus error",
+    message="shared memory (/dev/shm) on {nodes} is only {total}, but {users} share data there. A worker may fail with "
+    "`Bus error` or `No space left on device`",
     hint="with docker, start the container with --shm-size=16g (or --ipc=host); otherwise run on {nodes!s}:\nsudo "
     "mount -o remount,size=16G /dev/shm",
 )
@@ -181,15 +183,15 @@ FULL_SHM = _MACHINE.warning(
 )
 DISK_FULL = _MACHINE.error(
     about="no free space on the disk where a run stores its log and samples",
-    message="the disk of the home directory, where a run stores its log, has only {free} free. The run would fail "
+    message="only {free} is free on the disk of the home directory, where a run stores its log. The run would fail "
     "immediately",
-    hint="free space on {node}. To find what uses it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
+    hint="free space on {node}. To find out which directories are large:\ndu -xh --max-depth=2 ~ | sort -h | tail",
 )
 DISK_LOW = _MACHINE.warning(
     about=f"less than {_LOW_DISK_GIB:g} GiB is free on the disk where a run stores its log and samples",
-    message="the disk of the home directory, where a run stores its log, has only {free} free. A checkpoint may not "
+    message="only {free} is free on the disk of the home directory, where a run stores its log. A checkpoint may not "
     "fit there",
-    hint="free space on {node}. To find what uses it:\ndu -xh --max-depth=2 ~ | sort -h | tail",
+    hint="free space on {node}. To find out which directories are large:\ndu -xh --max-depth=2 ~ | sort -h | tail",
 )
 OFFLOAD_TOO_LARGE = _MACHINE.warning(
     about="DeepSpeed offloads to the CPU, but the node has too little memory",
@@ -202,7 +204,8 @@ MEMORY_LIMITED = _MACHINE.note(
     about="a container or login session may use only part of the machine's memory",
     message="{nodes} may use only {limit} of the machine's {total} GiB of memory, although `free` shows all. Above "
     "this limit, the kernel kills a worker (exit code -9)",
-    hint="raise the limit. docker: --memory; systemd:\nsystemctl set-property user-$UID.slice MemoryMax=infinity",
+    hint="raise the limit. With docker, use --memory; with systemd:\nsystemctl set-property user-$UID.slice "
+    "MemoryMax=infinity",
 )
 FEW_OPEN_FILES = _MACHINE.warning(
     about="the limit on open files is too low for training",
@@ -218,7 +221,7 @@ LOW_OPEN_FILES = _MACHINE.note(
 )
 FEW_PROCESSES = _MACHINE.warning(
     about="the limit on processes and threads is too low for training",
-    message="on {nodes}, user {user} may have only {limit} processes and threads, but each worker has dozens "
+    message="on {nodes}, user {user} may have only {limit} processes and threads, but each worker needs dozens "
     "(`Resource temporarily unavailable`)",
     hint="run this on {nodes!s} as root, then log in again:\nprintf '* soft nproc unlimited\\n' > "
     "/etc/security/limits.d/multinode-nproc.conf",
@@ -375,7 +378,7 @@ def _shm_users(inspection: Inspection, *, on_gpus: bool) -> str | None:
     if type(loaders) is int and loaders > 0:
         return f"{loaders} data loader workers of each training worker"
     workers = max(inspection.workers_of_nodes() or (1,))
-    return f"NCCL's {workers} workers" if on_gpus and workers > 1 else None
+    return f"{workers} workers with NCCL" if on_gpus and workers > 1 else None
 
 
 def _offloaded_parts(job: TrainingJob) -> list[tuple[str, str, int]]:
@@ -401,10 +404,10 @@ def _count_parameters(job: TrainingJob, model: dict[str, Any] | None) -> tuple[f
     if counted is not None:
         return float(counted.tensors().parameters), "counted on the node"
     if shape is not None:
-        return float(shape.parameters), "by its config.json"
+        return float(shape.parameters), "according to config.json"
     name = str(job.arguments.get("model_name_or_path", ""))
     match = _BILLIONS.search(name.rstrip("/").rpartition("/")[2])
-    return float(match[1]) * 1e9 if match is not None else 0.0, "by its name"
+    return float(match[1]) * 1e9 if match is not None else 0.0, "according to the model's name"
 
 
 def _size(gib: float) -> str:

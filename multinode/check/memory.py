@@ -32,7 +32,7 @@ DOES_NOT_FIT = _MEMORY.warning(
     hint="{way!s}",
 )
 MAY_NOT_FIT = _MEMORY.note(
-    about="samples of different lengths may fragment memory until the smallest GPU runs out",
+    about="samples of different lengths may fragment GPU memory until the smallest GPU runs out of memory",
     message="the job needs about {needed} GiB of GPU memory per worker ({basis}). With samples of different "
     "lengths, it may need up to {most} GiB, but the smallest GPU has {total} GiB",
     hint="use expandable segments: --env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
@@ -132,8 +132,8 @@ def _way(job: TrainingJob, memory: WorkerMemory, training: ShardedTraining, tota
     change = first_that_fits(memory, total_gib, accumulation=training.accumulation, small=training.small)
     if change is None:
         return (
-            "use GPUs with more memory, more workers with ZeRO-3, or a smaller model: no change to its settings makes "
-            "the job fit"
+            "use GPUs with more memory, more workers with ZeRO-3, or a smaller model: no change to the settings "
+            "makes the job fit"
         )
     own = replace(change, overrides=own_overrides(job, change.overrides))
     return f"the first change that makes it fit: {own.options}"

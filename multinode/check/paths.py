@@ -26,10 +26,11 @@ PATH_MISSING = _PATHS.error(
     hint="copy it to the nodes. Run in this directory:\nmultinode copy{hosts!s} {path}",
 )
 PATH_ELSEWHERE = _PATHS.error(
-    about="a node lacks the launch directory and its files",
-    message="{path} is missing in {cwd}, where the job would run. {node} does not have {here}, the directory of this "
-    "launch",
-    hint="copy the directory. Run in it:\n{ssh!s} mkdir -p {target!s} && {scp!s} . {destination}:{target!s}/",
+    about="a node lacks the directory from which you launch, and its files",
+    message="{path} is missing in {cwd}, where the job would run. {node} does not have {here}, the directory from "
+    "which you launch",
+    hint="copy this directory to the node. Run in it:\n{ssh!s} mkdir -p {target!s} && {scp!s} . "
+    "{destination}:{target!s}/",
 )
 PATH_NOWHERE = _PATHS.error(
     about="a file or directory of the job is missing on a node, and this machine has no copy",
@@ -69,9 +70,9 @@ PROGRAM_MISSING = _PATHS.error(
 )
 NOEXEC = _NOEXEC.warning(
     about="a temporary directory or cache is mounted noexec, so compiled code cannot be loaded from it",
-    message="{places} of {nodes} {are} mounted noexec, but torch.compile, Triton and DeepSpeed load compiled code "
-    "from there. They would fail with `failed to map segment from shared object`",
-    hint="use other directories:\n{command!s}",
+    message="{places} on {nodes} {are} mounted noexec, but torch.compile, Triton and DeepSpeed load compiled code from "
+    "there. They would fail with `failed to map segment from shared object`",
+    hint="use other directories. Add to your command:\n{command!s}",
 )
 OUTPUT_NOT_WRITABLE = _PATHS.error(
     about="the output directory cannot be created or written on a node (wrong owner, read-only disk)",
@@ -81,12 +82,12 @@ OUTPUT_NOT_WRITABLE = _PATHS.error(
     "{user} {full!s}",
 )
 NO_WORKDIR = _WORKDIR.error(
-    about="a node does not have the directory of workdir=",
+    about="the directory in workdir= does not exist on a node",
     message="workdir= is unusable: {reason}",
     hint="correct workdir= in the hostfile, or create the directory on the node",
 )
 CONTENT_DIFFERS = _CONTENT.error(
-    about="a node has another version of the model, tokenizer, dataset or script at the same path",
+    about="a node has a different version of the model, tokenizer, dataset or script at the same path",
     message="{path} is not the same as on {peer}: {digest} ({size} bytes) here, {expected} ({expected_size} bytes) "
     "there{more}. The workers would train with different models or data, or hang",
     hint="if the version on {peer} is correct:\nmultinode copy{hosts!s} --from {peer} {paths!s}",
@@ -102,7 +103,7 @@ CONTENT_UNREAD = _CONTENT.note(
     hint="compare it manually. Run on every node:\nsha256sum {target!s}",
 )
 REVISION_DIFFERS = _CONTENT.warning(
-    about="the job's directory is a git checkout, and a node has another revision",
+    about="the job's directory is a git checkout, and its revision differs between nodes",
     message=(
         "the checkout in {cwd} is at revision {revision} here and at {expected} on {peer}, so code and settings may "
         "differ"
@@ -112,8 +113,8 @@ REVISION_DIFFERS = _CONTENT.warning(
 CACHE_NOT_SHARED = _SHARED.warning(
     about="data_shared_file_system is true, but there is no shared file system",
     message="data_shared_file_system is true, but neither {path} nor the dataset is on a file system that the nodes "
-    "share (here: {filesystem}). The other nodes wait while the first worker prepares the data, but do not find its "
-    "result. Then all their workers prepare the same data at the same time",
+    "share (here: {filesystem}). All other workers wait while the first worker prepares the data, but workers on other "
+    "nodes do not find its result. They then prepare the same data at the same time",
     hint="{option!s}",
 )
 CACHE_SHARED = _SHARED.note(

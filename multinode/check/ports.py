@@ -28,9 +28,10 @@ MASTER_PORT_BLOCKED = _MASTER_PORT.error(
     about="a firewall blocks MASTER_PORT, but not other ports",
     message="{callers} cannot reach its rendezvous port {port} ({error}), but other ports are reachable. The cause is "
     "probably a firewall rule. The rendezvous would hang",
-    hint="choose an open port with --master-port, or open ports on {node}. The first command opens only this port "
-    "(for --master-port {port}), and the second the range from which launches choose:\nsudo ufw allow proto tcp from "
-    "{network} to any port {port}\nsudo ufw allow proto tcp from {network} to any port {choice}",
+    hint="choose an open port with --master-port, or open ports on {node}. The first command opens only port {port} "
+    "(launch with --master-port {port}). The second command opens the range from which launches choose a port:\nsudo "
+    "ufw allow proto tcp from {network} to any port {port}\nsudo ufw allow proto tcp from {network} to any port "
+    "{choice}",
 )
 EPHEMERAL_BLOCKED = _PORTS.error(
     about="ephemeral ports between nodes are blocked, but MASTER_PORT is not",
@@ -70,12 +71,15 @@ _USUAL_RANGE = (32768, 60999)
 _SHOWN_PORTS = 4
 _WAYS = {
     "refused": (
-        "probably a firewall on {node} rejects the connection: list its rules there, and allow the nodes:",
+        "a firewall on {node} probably rejects the connection. List its rules, and allow the nodes:",
         "sudo nft list ruleset",
         "sudo ufw allow proto tcp from {network}",
     ),
     "timed out": (
-        "if {node} shows {addr} here, a firewall probably drops the packets:",
+        (
+            "if the first command shows {addr} on {node}, a firewall probably drops the packets. The second command "
+            "lets them pass:"
+        ),
         "ip address show dev {ifname}",
         "sudo ufw allow proto tcp from {network}",
     ),

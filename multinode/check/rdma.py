@@ -18,7 +18,8 @@ RDMA_ON_SOME = _RDMA.warning(
     about="RDMA works on some nodes only, so NCCL uses it only there",
     message="RDMA is active on {having} ({ports}), but here {what}. NCCL would use RDMA there but not here, so the "
     "first collective may hang, or NCCL silently falls back",
-    hint="set env.NCCL_NET=Socket for every node in the hostfile (a network plugin ignores NCCL_IB_DISABLE=1)",
+    hint="set env.NCCL_NET=Socket for every node in the hostfile. NCCL_IB_DISABLE=1 is not enough, because network "
+    "plugins ignore it",
 )
 RDMA_IDLE = _RDMA.note(
     about="RDMA NICs without an active port",
@@ -42,7 +43,7 @@ LOCKED_MEMORY = _RDMA.warning(
 )
 RDMA_SLOT = _RDMA.warning(
     about="an RDMA NIC's PCIe slot is slower than its link",
-    message=("{port} has negotiated {rate:g} Gbit/s, but its PCIe slot carries {slot:g} Gbit/s (at most {most:g})"),
+    message=("{port} has negotiated {rate:g} Gbit/s, but its PCIe slot carries {slot:g} Gbit/s (maximum: {most:g})"),
     hint="use another slot, set the slot's width in the BIOS, or connect both halves of a two-part NIC. To compare "
     "LnkCap and LnkSta on {node}:\nlspci -vv",
 )
@@ -54,21 +55,21 @@ RDMA_HALF_A_PORT = _RDMA.note(
 )
 RDMA_NAMED_IDLE = _RDMA.warning(
     about="hca= in the hostfile names a port that is not active",
-    message="hca= in the hostfile names {port}, which is {state}. NCCL ignores it; without another port, the job "
-    "uses the network interface",
+    message="hca= in the hostfile names {port}, which is {state}. NCCL ignores this port. If no other port is active, "
+    "the job uses the network interface",
     hint="check the cable and switch port of {port} (for InfiniBand, also the subnet manager), or remove it from hca=",
 )
 RDMA_WITHOUT_ADDRESS = _RDMA.warning(
-    about="one of two active RoCE ports has no IP address, so it may stay unused",
+    about="one of two active RoCE ports has no IP address, so NCCL may not use it",
     message="{port} is active with {rate:g} Gbit/s, but its interface {ifname} has no IP address. NCCL may fail, or "
     "send all traffic over {other}",
-    hint="give {ifname} an address in a network of its own on every node, or name the ports for NCCL in the hostfile: "
+    hint="give {ifname} an address in a separate network on every node, or name the ports for NCCL in the hostfile: "
     "hca={device}",
 )
 RDMA_OTHER_NETWORK = _RDMA.warning(
     about="an active RoCE port shares no network with the active RoCE ports of another node",
-    message="{port} is in {networks}, but {peer} has no active RoCE port in this network. NCCL connects the ports of "
-    "both nodes in order, and these two ports cannot connect",
+    message="{port} is in {networks}, but {peer} has no active RoCE port in this network. NCCL pairs the ports of two "
+    "nodes in order, so it may pair ports that cannot connect",
     hint="compare the cables and addresses of {node} and {peer}, or name the ports that share a network in the "
     "hostfile: hca={others}",
 )
@@ -83,16 +84,16 @@ RDMA_ACS = _RDMA.warning(
         "PCIe access control (ACS) between an RDMA NIC and a GPU on the same switch sends GPUDirect traffic through "
         "the CPU"
     ),
-    message="PCIe access control (ACS) of {bridges} sends the traffic of {ports} with the GPUs on the same switch "
-    "through the CPU. GPUDirect RDMA then reaches about half of its rate, or hangs",
-    hint="disable it in the BIOS (with VT-d or AMD-Vi), or run on {node} as root after every boot:{fix!s}",
+    message="PCIe access control (ACS) is on for {bridges}. It sends traffic between {ports} and the GPUs on the same "
+    "switch through the CPU. GPUDirect RDMA then reaches about half of its rate, or hangs",
+    hint="disable ACS in the BIOS (together with VT-d or AMD-Vi), or run on {node} as root after every boot:{fix!s}",
 )
 RDMA_IOMMU = _RDMA.note(
     about="an IOMMU translates the addresses of an RDMA NIC, so GPUDirect may be slow or hang",
     message="an IOMMU ({iommu}) translates the addresses of {ports}. GPUDirect RDMA then goes through the CPU, is "
     "slower, and may hang",
-    hint="disable it in the BIOS (VT-d, AMD-Vi), or add iommu=pt to the kernel command line in /etc/default/grub of "
-    "{node}",
+    hint="disable the IOMMU in the BIOS (VT-d, AMD-Vi), or add iommu=pt to the kernel command line in "
+    "/etc/default/grub of {node}",
 )
 RDMA_FIRMWARE = _RDMA.note(
     about="RDMA NICs of the same model with different firmware on two nodes",

@@ -36,14 +36,14 @@ _TRAINING = CheckRules("training")
 _STRATEGY = CheckRules("strategy")
 
 SPACE_IN_PATH = _TRAINING.error(
-    about="the path of the home directory or of the training environment contains a space, at which LLaMA-Factory "
-    "splits it",
+    about="the path of the home directory or of the training environment contains a space, and LLaMA-Factory splits "
+    "paths at spaces",
     message="{what} {path!r} contains a space. LLaMA-Factory splits torchrun's command line at spaces, so the workers "
     "would get a path that does not exist",
     hint="{way!s}",
 )
 DEEPSPEED_CONTRADICTS = _TRAINING.error(
-    about="a number in the DeepSpeed JSON that contradicts the YAML",
+    about="a value in the DeepSpeed JSON contradicts the YAML",
     message="{key} is {value} in the DeepSpeed JSON, but {yaml_key} {said}. The Trainer refuses to start",
     hint=(
         'write "auto" in the DeepSpeed JSON, so that the value of the YAML applies: {json!s}. For one run, use '
@@ -65,7 +65,8 @@ ZERO3_ON_CPU = _TRAINING.error(
     hint="remove train_batch_size from the DeepSpeed JSON, or use stage 2: --deepspeed-set zero_optimization.stage=2",
 )
 DEVICES_NOT_NUMBERED = _TRAINING.warning(
-    about="ZeRO-1 or ZeRO-2 of DeepSpeed 0.18.9 or later, if CUDA_VISIBLE_DEVICES has values other than numbers",
+    about="CUDA_VISIBLE_DEVICES has values other than numbers, but the job uses ZeRO-1 or ZeRO-2 of DeepSpeed 0.18.9 "
+    "or later",
     message="{name} will be {value}, but DeepSpeed {version} expects whole numbers when ZeRO-{stage} starts (if "
     "nvidia-ml-py is installed). Each worker would fail with 'invalid literal for int()'",
     hint="{way!s}",
@@ -77,11 +78,11 @@ UNKNOWN_KEY = _TRAINING.error(
 )
 TIMEOUT_OF_AGES = _TRAINING.note(
     about=(
-        "ddp_timeout amounts to years, as in LLaMA-Factory's examples, so workers wait forever for a peer that does "
-        "not respond"
+        "ddp_timeout is longer than a day (years in LLaMA-Factory's examples), so workers wait that long for a peer "
+        "that does not respond"
     ),
     message="ddp_timeout is {timeout_s} s, {words}. multinode ends a run when a worker dies, but if a link silently "
-    "drops packets, workers would wait that long",
+    "drops packets, workers would wait until this timeout",
     hint="{option!s}",
 )
 
@@ -167,7 +168,7 @@ def check_deepspeed(inspection: Inspection) -> Iterator[CheckFinding]:
         sentence = f"is {_json(expected)} in the YAML"
         own_key = job.own_name(yaml_key)
         if yaml_key not in config:
-            sentence = f"is not in the YAML, which means {_json(expected)}"
+            sentence = f"is not in the YAML, so it defaults to {_json(expected)}"
         *groups, last = key.split(".")
         # `a.b` as JSON with b set to `auto`.
         auto = f'"{last}": "auto"'
@@ -270,14 +271,14 @@ def _json(value: Any) -> str:
 
 SENDS_TOO_MUCH = _STRATEGY.warning(
     about="ZeRO-3, FSDP, ZeRO-2 with accumulation or full fine-tuning on a link that is too slow",
-    message="in every optimizer step, {name} sends {size} through each node's NIC ({workers}), which takes {time} at "
-    "{link}. {other} would send {other_size}, which takes {other_time}. These estimates ignore overlap with compute",
+    message="in every optimizer step, {name} sends {size} through each node's NIC ({workers}). This takes {time} at "
+    "{link}. {other} would send {other_size} in {other_time}. These estimates ignore overlap with compute",
     hint="{way!s}",
 )
 SENDS_MUCH = _STRATEGY.note(
     about="communication takes a long time in every step, and no other sharding strategy sends much less",
-    message="in every optimizer step, {name} sends {size} through each node's NIC ({workers}), which takes {time} at "
-    "{link}. This estimate ignores overlap with compute",
+    message="in every optimizer step, {name} sends {size} through each node's NIC ({workers}). This takes {time} at "
+    "{link}. The estimate ignores overlap with compute",
     hint="{way!s}",
 )
 

@@ -29,33 +29,33 @@ _VARIABLES = CheckRules("variables")
 
 NAMES_NO_INTERFACE = _VARIABLES.error(
     about="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names no interface of a node",
-    message="{name}={value} from {source} matches no interface with an address ({present}). {reader} finds no socket "
-    "interface, so the job fails or hangs at its first collective",
+    message="{name}={value} from {source} matches none of the interfaces that have an address ({present}). {reader} "
+    "finds no socket interface, so the job fails or hangs at its first collective",
     hint="{way!s}",
 )
 NAMES_NO_INTERFACE_YET = _VARIABLES.warning(
     about="NCCL_SOCKET_IFNAME in the hostfile names no interface, but the job does not use NCCL",
-    message="{name}={value} from {source} matches no interface with an address ({present}). Jobs without GPUs ignore "
-    "it, but jobs with GPUs would fail at their first collective",
+    message="{name}={value} from {source} matches none of the interfaces that have an address ({present}). Jobs "
+    "without GPUs ignore it, but jobs with GPUs would fail at their first collective",
     hint="{way!s}",
 )
 NAMES_MORE = _VARIABLES.warning(
     about="NCCL_SOCKET_IFNAME is a prefix or an exclusion that matches more interfaces than intended (eth1 also "
     "matches eth10)",
     message="{name}={value} from {source} matches {taken}. Without =, NCCL treats names as prefixes; with ^, it uses "
-    "all other interfaces. NCCL sends over every match, even over an interface that reaches no other node",
+    "all other interfaces. NCCL sends over every matching interface, even one that reaches no other node",
     hint="{way!s}",
 )
 NAMES_ANOTHER = _VARIABLES.warning(
     about="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME does not name the data plane's interface",
-    message="{name}={value} from {source} selects {taken}, but the node's data plane is {ifname}. The rendezvous "
-    "would use one network and the collectives another, which multinode does not check",
+    message="{name}={value} from {source} selects {taken}, but the node's data plane is {ifname}. The rendezvous would "
+    "use the data plane, but the collectives would use another network, which multinode does not check",
     hint="{way!s}",
 )
 NAME_OVERRIDDEN = _VARIABLES.note(
     about="a node sets NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME to a different value than multinode does for its jobs",
-    message="{name}={value} is set in {source} on {nodes}. multinode sets it to the data plane for its jobs, but "
-    "manual launches use this value",
+    message="{name}={value} is set in {source} on {nodes}. multinode sets it to the data plane's interface for its "
+    "jobs, but manual launches use this value",
     hint="{way!s}",
     by_hand=True,
 )
@@ -73,9 +73,9 @@ TOO_MANY_SOCKETS = _VARIABLES.warning(
 )
 STRAY = _VARIABLES.note(
     about="RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, PET_* or similar are set in a profile or in ~/.deepspeed_env",
-    message="{source} on {nodes} sets {names}, which overrides a launcher. multinode unsets this for its jobs, but "
-    "manual launches inherit it",
-    hint="find this on {nodes!s} and remove it:\n{command!s}",
+    message="{source} on {nodes} sets {names}. Such variables override the settings of a launcher. multinode unsets "
+    "them for its jobs, but manual launches inherit them",
+    hint="find the lines on {nodes!s} that set them, and remove these lines:\n{command!s}",
     by_hand=True,
 )
 RANKS_OVERRIDDEN = _VARIABLES.warning(
@@ -86,7 +86,7 @@ RANKS_OVERRIDDEN = _VARIABLES.warning(
 )
 GPUS_HIDDEN = _VARIABLES.warning(
     about="CUDA_VISIBLE_DEVICES or its equivalent is set on a node and hides GPUs that the job would use",
-    message="{name}={value} in {source} shows the job only {visible} of {count} GPUs. With one worker per GPU, it "
+    message="{name}={value} in {source} shows the job only {visible} of {count} GPUs. With one worker per GPU, the job "
     "would fail with 'invalid device ordinal'",
     hint="if you may use only these GPUs, set slots= in the hostfile to their number. Otherwise remove the variable:\n"
     "{command!s}",

@@ -92,8 +92,9 @@ def bench(
 ) -> None:
     """Measure the device of every worker (matrix products, memory, transformer layers), and find slow devices.
 
-    multinode first measures one device at a time, then all at once, when heat, power limits and shared CPUs may slow
-    them down. It reports the likely cause of a slow device. If the command is interrupted, run it again to resume.
+    multinode first measures one device at a time. It then measures all devices at the same time, because heat, power
+    limits and shared CPUs may then slow them down. It reports the likely cause of a slow device. If the command is
+    interrupted, run it again to resume.
     """
     from multinode.bench.measure import bench as run_bench
     from multinode.bench.measure import make_device_test

@@ -20,7 +20,7 @@ def completion(
         Literal["bash", "zsh", "fish"], typer.Argument(metavar="SHELL", help="Your shell: bash, zsh or fish.")
     ],
 ) -> None:
-    """Print a shell script that completes verbs, options, runs and hostfiles."""
+    """Print a shell script that completes commands, options, run ids and hostfiles."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
     typer.echo(get_completion_script(prog_name="multinode", complete_var="_MULTINODE_COMPLETE", shell=shell))

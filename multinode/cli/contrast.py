@@ -73,9 +73,9 @@ def contrast(
         Literal["same-workers", "scale-out", "fixed-global-batch"] | None,
         typer.Option(
             help=(
-                "What is the same on all sides: the number of workers (same-workers), the batch per worker with "
-                "every node full (scale-out), or the samples per step with every node full (fixed-global-batch). "
-                "Default: chosen from the slots of node 0."
+                "What to keep the same on all sides: the number of workers (same-workers), the batch per worker "
+                "(scale-out), or the samples per step (fixed-global-batch). With the last two modes, every node runs "
+                "its full number of workers. Default: chosen from the slots of node 0."
             )
         ),
     ] = None,
@@ -127,7 +127,7 @@ def contrast(
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Run a job on one node and on several, and report which is faster, by how much and why.
+    """Run a job on one node and on several nodes, and report which is faster, by how much and why.
 
     If the command is interrupted, run it again to resume.
     """

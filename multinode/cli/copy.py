@@ -23,7 +23,7 @@ def copy(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH...", help="Files and directories to copy. Relative paths start in the job's directory."
+            metavar="PATH...", help="Files and directories to copy. Relative paths are relative to the job's directory."
         ),
     ],
     source: Annotated[

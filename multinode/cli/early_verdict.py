@@ -32,7 +32,7 @@ IfSlower = Annotated[
         metavar="HOW",
         rich_help_panel="Run control",
         help=(
-            "What to do if one node would certainly be faster and has enough memory. `report` prints this. After "
+            "What to do if one node would certainly be faster and has enough memory. `report` prints a message. After "
             "120 measured steps, `ask` asks whether to stop the run, and `stop` stops it."
         ),
     ),

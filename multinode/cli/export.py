@@ -43,7 +43,7 @@ def export(
 ) -> None:
     """Export the metrics and samples of a run to TensorBoard, MLflow, Weights & Biases, Prometheus or tables.
 
-    For a contrast, a sweep or a launch with restarts, each of its runs is exported.
+    multinode exports each run of a contrast, a sweep or a launch with restarts.
     """
     from multinode.export.target import parse_targets
     from multinode.launch.export import export_runs, follow_export

@@ -48,7 +48,7 @@ def init(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Python interpreter of the training environment on the nodes. By default, multinode looks for it.",
+            help="Python interpreter of the training environment on the nodes. By default, multinode searches for it.",
         ),
     ] = None,
     example: Annotated[

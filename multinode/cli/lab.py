@@ -33,7 +33,8 @@ app = PanelApp(
     cls=PanelGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Virtual nodes on this machine. Each node has its own sshd, disk, hostname and rate-limited NIC.",
+    help="Start and manage virtual nodes on this machine. Each node has its own sshd, disk, hostname and rate-limited "
+    "NIC.",
 )
 
 
@@ -113,7 +114,7 @@ def rate(
     ],
     as_json: Json = False,
 ) -> None:
-    """Change the line rate of a node's training network in both directions. Jobs may be running."""
+    """Change the line rate of a node's training network in both directions, also while jobs are running."""
     rate_gbit_per_s = parse_option("RATE", line_rate, parse_lab_rate)
     names = [node.name for node in require_lab().nodes] if node == "all" else [node]
     lab = set_rate(names, rate_gbit_per_s)

@@ -84,7 +84,7 @@ def launch(
             min=5.0,
             metavar="SECONDS",
             rich_help_panel="Run control",
-            help="How long the job keeps running on the nodes without contact with this command.",
+            help="How long the job keeps running on the nodes after they lose contact with this command.",
         ),
     ] = 120.0,
     grace_period: GracePeriod = 10.0,
@@ -171,7 +171,7 @@ def launch(
         not_fetched = fetch_results(context, launched, training_launch.cluster, fetch)
         tell_end(launched.run)
     if detach and notices.are_wanted:
-        note("to be notified when it ends, follow it with the same options: multinode attach")
+        note("to be notified when the run ends, follow it with the same notification options: multinode attach")
     tell_result(launched, as_json=as_json, not_fetched=not_fetched)
 
 

@@ -75,7 +75,7 @@ class _Verbs(PanelGroup):
                 import shlex
 
                 line = shlex.join(("multinode", "launch", "--", *args))
-                raise UsageError(f"{args[0]} is not a verb: a command goes after --", hint=line)
+                raise UsageError(f"{args[0]} is not a multinode command: put your program after --", hint=line)
             args = [other or args[0], *args[1:]]
         name, listed, rest = super().resolve_command(ctx, args)
         if listed is None:
@@ -154,7 +154,7 @@ def build_app() -> typer.Typer:
             "max_content_width": _WIDEST,
         },
         help="Launch a training job on several nodes over SSH or Slurm, and measure the cost of the network.",
-        epilog="To see the options of a verb: multinode VERB --help",
+        epilog="To see the options of a command: multinode COMMAND --help",
     )
     app.callback()(common_options)
     return app

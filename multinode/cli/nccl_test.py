@@ -98,7 +98,10 @@ def nccl_test(
     op: Annotated[str, typer.Option("-o", "--op", help="Reduction: sum, prod, max, min or avg.")] = "sum",
     max_seconds: Annotated[
         float,
-        typer.Option(min=0.1, help="Time limit per size. If necessary, fewer iterations are run, but at least 5."),
+        typer.Option(
+            min=0.1,
+            help="Time limit per size. If iterations are slow, multinode runs fewer of them, but never fewer than 5.",
+        ),
     ] = 5.0,
     backend: Annotated[
         str | None,
@@ -116,7 +119,8 @@ def nccl_test(
     tcp: Annotated[
         bool,
         typer.Option(
-            "--tcp/--no-tcp", help="Also measure raw TCP between the nodes, alternating with the largest message size."
+            "--tcp/--no-tcp",
+            help="Also measure raw TCP between the nodes, in turn with collectives of the largest message size.",
         ),
     ] = True,
     pairs: Annotated[bool, typer.Option("--pairs", help="Also measure every pair of nodes to find outliers.")] = False,
@@ -151,8 +155,8 @@ def nccl_test(
         typer.Option(
             "--format",
             help=(
-                "Output format. `nccl-tests` is the format of that program. Default: from the suffix of --output, or "
-                "a table."
+                "Output format. `nccl-tests` is the output format of the program of that name. Default: from the "
+                "suffix of --output, or a table."
             ),
         ),
     ] = None,
@@ -164,8 +168,8 @@ def nccl_test(
             rich_help_panel="Output of other programs",
             help=(
                 "Evaluate existing output of nccl-tests, iperf3 or ib_write_bw instead of measuring. Use - for "
-                "standard input. If the output does not state them, add --nodes, --workers-per-node and a collective."
-                " Repeatable."
+                "standard input. Add --nodes, --workers-per-node and a collective if the output does not state them. "
+                "Repeatable."
             ),
         ),
     ] = None,
@@ -193,7 +197,8 @@ def nccl_test(
         typer.Option(
             "--output",
             metavar="FILE|DIR",
-            help="File to which the results are also written: .html (a page with charts), .md, .csv, .json or .txt.",
+            help="Also write the results to this file or directory. The suffix selects the format: .html (a page with "
+            "charts), .md, .csv, .json or .txt.",
         ),
     ] = None,
     min_busbw: Annotated[
@@ -209,7 +214,7 @@ def nccl_test(
     details: Details = False,
     as_json: Json = False,
 ) -> None:
-    """Measure the speed of collectives with PyTorch on the nodes, and report whether it is normal and why.
+    """Measure the speed of PyTorch collectives on the nodes, report whether it is normal, and if not, why.
 
     Columns, units and busbw are the same as in nccl-tests.
     """

@@ -117,8 +117,8 @@ CopyCode = Annotated[
         metavar="[DIR]",
         rich_help_panel=_JOB,
         help=(
-            "Copy DIR to every node and run the job there. Skip files that git ignores or that a node already "
-            "has. Default: this directory."
+            "Copy DIR (by default, this directory) to every node and run the job there. Skip files that git ignores "
+            "or that a node already has."
         ),
     ),
 ]
@@ -148,7 +148,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 LinkMeasured = Annotated[
     str | None,
     typer.Option(
-        metavar="RATE", help="Link rate of the runs, such as 1gbit. Needed only if their NICs did not report it."
+        metavar="RATE", help="Link rate during the runs, such as 1gbit. Needed only if the NICs did not report it."
     ),
 ]
 Details = Annotated[bool, typer.Option("--details", help="Also print all tables and notes.")]
@@ -163,7 +163,8 @@ Fetch = Annotated[
     typer.Option(
         metavar="PATH",
         rich_help_panel=_RUN,
-        help="At the end, copy this file or directory from node 0, including the ZeRO shards of all nodes. Repeatable.",
+        help="At the end of the run, copy this file or directory from node 0, including the ZeRO shards of all nodes. "
+        "Repeatable.",
     ),
 ]
 EngineName = Annotated[
@@ -190,7 +191,8 @@ Variables = Annotated[
         "--env",
         metavar="NAME[=VALUE]",
         rich_help_panel=_JOB,
-        help="Set a variable on every node. NAME alone forwards your local value without logging it. Repeatable.",
+        help="Set an environment variable on every node. NAME alone forwards your local value without logging it. "
+        "Repeatable.",
     ),
 ]
 Setup = Annotated[
@@ -237,7 +239,8 @@ OnEnd = Annotated[
     typer.Option(
         metavar="CMD",
         rich_help_panel=_RUN,
-        help="Shell command to run here when the run ends, hangs or restarts. $MULTINODE_EVENT names the event.",
+        help="Shell command to run on this machine when the run ends, hangs or restarts. $MULTINODE_EVENT names the "
+        "event.",
     ),
 ]
 Notify = Annotated[
@@ -315,7 +318,7 @@ Profile = Annotated[
     typer.Option(
         "--profile/--no-profile",
         rich_help_panel=_MEASURE,
-        help="Measure in the workers how the time of each step is spent.",
+        help="Measure, inside the workers, how long each part of a step takes.",
     ),
 ]
 Trace = Annotated[
@@ -435,7 +438,7 @@ class ScriptCommand(PanelCommand):
                 front += itertools.islice(rest, 1)
         if command and starts_program(command[0]):
             line = shlex.join(redact_words(("multinode", ctx.info_name, *front, "--", *command)))
-            raise UsageError(f"{command[0]} is not a YAML file: a command goes after --", hint=line)
+            raise UsageError(f"{command[0]} is not a YAML file: put your program after --", hint=line)
 
 
 def _long_name(word: str, own: Collection[str]) -> str:

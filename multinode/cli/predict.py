@@ -46,8 +46,8 @@ def predict(
             metavar="[RUN]...",
             autocompletion=complete_runs,
             help=(
-                "Runs of one training job, and an nccl-test: run ids, beginnings of run ids, or `last`. For a "
-                "contrast, all of its runs are used."
+                "Runs of one training job, optionally with an nccl-test: run ids, beginnings of run ids, or `last`. A "
+                "contrast stands for all of its runs."
             ),
         ),
     ] = None,
@@ -103,8 +103,9 @@ def predict(
         typer.Option(
             metavar="RATE",
             help=(
-                "Measured TCP rate between nodes (from iperf3), if it is below the NIC rate, as is common in clouds "
-                "and on overlay networks, VPNs, Wi-Fi or shared uplinks. Default: from the nccl-test or the file."
+                "Measured TCP rate between nodes, for example from iperf3. Needed if it is below the NIC rate, as is "
+                "common in clouds and on overlay networks, VPNs, Wi-Fi and shared uplinks. Default: from the nccl-test "
+                "or the file."
             ),
         ),
     ] = None,

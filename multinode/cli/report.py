@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def report(*, run_ids: RunIds = None, form: FormOptions, as_json: Json = False) -> None:
-    """Write the results of one or more runs to a file: by default to RUN.html in this directory, a page with charts."""
+    """Write the results of runs to a file. By default, write a page with charts to RUN.html in this directory."""
     if form.output is None and form.form in {None, "html"}:
         form = dataclasses.replace(form, output=Path())
     chosen = form.choose(as_json=as_json, usual="html")

@@ -138,8 +138,8 @@ def _suspending(stop: StopRequest) -> dict[signal.Signals, Callable[[int, FrameT
     def suspend(_number: int, _frame: FrameType | None) -> None:
         if stop.lease_s is not None:
             _say_at_once(
-                f"suspended: the nodes stop the run after {stop.lease_s:.0f} s without contact; resume before that "
-                "with fg. To run without contact: launch --detach"
+                f"suspended: resume with fg, because the nodes stop the run after {stop.lease_s:.0f} s without "
+                "contact; to start a run that needs no contact: multinode launch --detach"
             )
         # As without us; it is caught again once we go on.
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -333,7 +333,7 @@ class Restarts:
         typer.Option(
             metavar="TIME",
             rich_help_panel=_PANEL,
-            help="How long a restart waits for a node that is unreachable or fails a check, such as 90s, 10m or 2h.",
+            help="Time, such as 90s, 10m or 2h, that a restart waits for a node that is unreachable or fails a check.",
         ),
     ] = "10m"
     min_nodes: Annotated[
@@ -353,7 +353,7 @@ class Restarts:
         typer.Option(
             "--scale-batch",
             rich_help_panel=_PANEL,
-            help="With --min-nodes, allow a smaller global batch if no number of accumulation steps can keep it.",
+            help="With --min-nodes, allow a smaller global batch if no number of accumulation steps can keep its size.",
         ),
     ] = False
     shard_copies: Annotated[

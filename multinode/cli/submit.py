@@ -57,9 +57,9 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch script and exit.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit a Slurm batch job that runs a verb, such as launch, contrast or nccl-test, on its nodes.
+    """Submit a Slurm batch job that runs a multinode command, such as launch or nccl-test, on its nodes.
 
-    Put sbatch options before --, and the verb after it, without --hosts.
+    Put sbatch options before --, and the multinode command after it, without --hosts.
     """
     runs = runs_root().absolute()
     script = batch_script(ctx.meta[_SBATCH], ctx.meta[SCRIPT] or (), python=sys.executable, runs=str(runs))
@@ -77,8 +77,8 @@ def submit(
     else:
         typer.echo(f"submitted Slurm job {job_id}")
     note(
-        f"once it runs, use multinode attach, logs -f or stop; they read {runs}, which must be on a file system that "
-        "its nodes share"
+        f"once the job runs, use multinode attach, logs -f or stop. These commands read {runs}, which must be on a "
+        "file system that the nodes of the job share"
     )
     note(f"until then, use squeue --job {job_id} or scancel {job_id}")
 

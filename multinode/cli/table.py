@@ -67,8 +67,8 @@ class FormOptions:
         typer.Option(
             "--format",
             help=(
-                "Output format. `html` is a page with charts, `markdown` is for an issue or a wiki, and `csv` has"
-                " the cells of a sweep or the figures of other runs. Default: from the suffix of --output, or a "
+                "Output format. `html` is a page with charts, `markdown` is for an issue or a wiki, and `csv` contains "
+                "the cells of a sweep or the figures of any other run. Default: from the suffix of --output, or a "
                 "table."
             ),
         ),
@@ -80,8 +80,8 @@ class FormOptions:
             "-o",
             metavar="FILE|DIR",
             help=(
-                "Output file (.html, .md, .csv, .json or .txt), or directory. With a directory, csv also writes the "
-                "samples."
+                "Output file (.html, .md, .csv, .json or .txt) or directory. With csv and a directory, multinode also "
+                "writes the samples."
             ),
         ),
     ] = None
@@ -222,7 +222,7 @@ def import_(
 ) -> None:
     """Import benchmarks measured elsewhere and store them as a run. Imported rows are marked.
 
-    Contradictions in the table are reported.
+    multinode reports contradictions in the table.
     """
     from multinode.tables.imported_rows import import_table
     from multinode.tables.imported_table import Extras

@@ -51,8 +51,8 @@ class TuneOptions:
         Literal["loss", "speed"],
         typer.Option(
             help=(
-                "Judge changes by the time to reach the final loss of the unchanged training (loss), or by samples/s "
-                "(speed)."
+                "Compare changes by the time that they need to reach the final loss of the unchanged job (loss), "
+                "or by samples/s (speed)."
             )
         ),
     ] = "loss"
@@ -103,7 +103,7 @@ class TuneOptions:
         typer.Option(
             metavar="RATES",
             help=(
-                "Train the first seed with each of these learning rates (such as 5e-4,1e-3,2e-3), and the other "
+                "Run the first seed with each of these learning rates (such as 5e-4,1e-3,2e-3), and the other "
                 "seeds with the best one."
             ),
         ),
@@ -115,8 +115,8 @@ class TuneOptions:
             max=1_000_000,
             metavar="N",
             help=(
-                "Number of steps of the unchanged training. With --judge loss, every change is trained on the same "
-                "samples, except averaging between nodes, which is trained on more. Default: 64, or 20 measured steps "
+                "Number of steps of the unchanged job. With --judge loss, every change is trained on the same "
+                "samples. Only averaging between nodes is trained on more samples. Default: 64, or 20 measured steps "
                 "with --judge speed."
             ),
         ),
@@ -142,7 +142,8 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "tune --hosts hosts.txt --budget 1h train.yaml",
             "tune --hosts hosts.txt --judge speed --from last --candidates 3",
-            note="To use the result: multinode launch --with FILE. To resume, use more --seeds or a larger --budget.",
+            note="To use the result: multinode launch --with FILE. To continue, run tune again with more --seeds or a "
+            "larger --budget.",
         ),
     )(expand_options(tune))
 
@@ -176,7 +177,7 @@ def tune(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the change that lets a training job reach a given loss fastest, or run fastest.
+    """Find the change with which a training job reaches a given loss fastest, or runs fastest.
 
     If the command is interrupted, run it again to resume.
     """

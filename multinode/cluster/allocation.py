@@ -284,7 +284,7 @@ def parse_inventory(listing: str, group: str | None, source: str = "inventory") 
 
 def _text(name: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise WrongLine(f"{name} is not text", "encrypted values and lists are not supported there")
+        raise WrongLine(f"{name} is not text", "use a plain value: encrypted values and lists are not supported")
     return str(value)
 
 

@@ -29,15 +29,15 @@ REACHING = frozenset({"user", "port", "key", "jump", "ssh_config", "slurm_job"})
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A line of the hostfile. None means that the line does not have this key.
+    """A line of the hostfile. A field is None if the line does not have its key.
 
     Attributes:
-        name: argument of SSH: a host name, an address, or an alias of the SSH configuration.
+        name: the name that SSH uses: a host name, an address, or an alias in the SSH configuration.
         slots: workers on this node.
         gpus: GPU ids of the workers, in order; as many as `slots`.
-        addr: the node's IP address for data.
-        ifname: the node's interface for data; of several, comma-separated, the first has the address.
-        hca: RDMA devices that NCCL may use, comma-separated, each with or without its port.
+        addr: the node's IP address on the training network.
+        ifname: the node's interfaces on the training network, separated by commas. The first one has the address.
+        hca: RDMA devices that NCCL may use, separated by commas, each with or without its port.
         user: SSH user.
         port: SSH port.
         key: path of the SSH private key, on the controller.
@@ -47,9 +47,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         python: interpreter of the training environment, on the node.
         workdir: working directory of the job, on the node.
         price: cost of the node per hour, in the user's currency.
-        price_gpu: cost of each GPU in use per hour, instead.
+        price_gpu: cost of each GPU in use per hour, in place of `price`.
         price_purchase: cost of buying the node.
-        price_purchase_gpu: cost of buying each GPU in use, instead.
+        price_purchase_gpu: cost of buying each GPU in use, in place of `price_purchase`.
         env: environment variables for the job on this node only.
     """
 

@@ -114,7 +114,7 @@ class NodeList:
         if (first := self._lines.get(f"addr={node.addr}")) is not None and not _share_nothing(node, first[1]):
             raise WrongLine(
                 f"addr={node.addr} is also the address of {first[1].name!r} in {first[0]}",
-                "give each node its own address in the training network; on each: ip -br address",
+                "give each node its own address in the training network; to list a node's addresses: ip -br address",
             )
         if len(self._nodes) >= _MAX_NODES:
             raise WrongLine(f"there are more than {_MAX_NODES} nodes")

@@ -36,7 +36,7 @@ KEYS = {
     "user": Key("a user's name"),
     "port": Key("a port, 1 to 65535"),
     "key": Key("the path of a private key", "use a path on the controller"),
-    "jump": Key("one jump host, [user@]host[:port]", "put several into the SSH configuration"),
+    "jump": Key("one jump host, [user@]host[:port]", "for several jump hosts, use the SSH configuration"),
     "ssh_config": Key("the path of an SSH configuration", "use a path on the controller"),
     "slurm_job": Key("the id of a Slurm job", "use an allocation that contains the node; --hosts auto writes its id"),
     "python": Key("the path of an interpreter", "use a path on the node"),
@@ -72,7 +72,7 @@ def split_words(line: str) -> list[str]:
     odd = next((char for char in line if not char.isprintable() and char != "\t"), None)
     if odd is not None:
         blank = unicodedata.category(odd) == "Zs"
-        hint = "a non-breaking space: write a space" if blank else "only printable characters, spaces and tabs"
+        hint = "replace it with an ordinary space" if blank else "use only printable characters, spaces and tabs"
         raise WrongLine(f"invalid character U+{ord(odd):04X}", hint)
     return [part for word in raw_words(line) for part in shlex.split(word[0])]
 

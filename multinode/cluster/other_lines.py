@@ -63,7 +63,7 @@ def _refuse_bare_words(name: str, bare: list[str], settings: list[str]) -> None:
         keys = [f"addr={address}", *([] if number is None else [f"slots={number}"]), *keys]
         is_local = ipaddress.ip_address(address).is_loopback
         raise WrongLine(
-            "it has an address and a name of the same machine, as in /etc/hosts",
+            "it has both an address and a name of one machine, as in /etc/hosts",
             "remove it: this address always means the local machine"
             if is_local
             else f"write {' '.join([machine, *keys])}",

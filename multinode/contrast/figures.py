@@ -90,20 +90,20 @@ SCHEMA = "multinode.contrast/5"
 
 
 class Contrast(msgspec.Struct, frozen=True, kw_only=True):
-    """A comparison of one node with several. The run stores it as `contrast.json`.
+    """A comparison of one node with several. It is stored as `contrast.json` in the directory of the run.
 
     Attributes:
         mode: `same-workers` (the same workers on both sides), `scale-out` (every node full, the same batch per worker),
             `fixed-global-batch` (every node full, the same samples per step) or `compare` (two stored runs).
-        why: reason of the mode.
-        baseline: the side with fewer nodes.
-        candidate: the side with more.
+        why: reason for the mode.
+        baseline: the side with the fewest nodes.
+        candidate: the side with the most nodes.
         scaling: kind of efficiency: `weak` (the same batch per worker), `strong` (the same samples per step) or `same
             workers`.
-        loss: where the candidate's time goes.
+        loss: how the candidate's time is spent.
         verdict: whether the candidate is faster, and what limits it; its message is a sentence.
-        reasons: of the verdict, up to three.
-        differences: between the sides beyond those compared.
+        reasons: up to three reasons for the verdict.
+        differences: differences between the sides that are not part of the comparison.
         forecast: predictions for other networks and settings.
         advice: changes that would affect the verdict, best first.
         rule: which steps are measured.
@@ -207,8 +207,8 @@ ASKED = MODES.rule("asked", about="the mode was set with an option", message="se
 TWO_RUNS = MODES.rule("two-runs", about="two stored runs", message="run {candidate} compared with run {baseline}")
 NAMED_GPUS = MODES.rule(
     "named-gpus",
-    about="GPUs named for the baseline",
-    message="--baseline-gpus names {gpus} GPUs on node 0",
+    about="the GPUs of the baseline were named",
+    message="with --baseline-gpus, the baseline uses {gpus} GPUs on node 0",
     figures=("gpus",),
 )
 ENOUGH_SLOTS = MODES.rule(
@@ -226,5 +226,5 @@ TOO_FEW_SLOTS = MODES.rule(
 INDIVISIBLE = MODES.rule(
     "indivisible",
     about="no number of workers is divisible by every number of nodes",
-    message="no number of workers on these nodes is divisible by {counts} nodes",
+    message="no number of workers can be divided evenly among {counts} nodes",
 )

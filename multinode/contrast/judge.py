@@ -71,19 +71,20 @@ _SETTING = DIFFERENCES.rule(
 _UNRECORDED = DIFFERENCES.rule(
     "no-settings",
     about="a side without recorded settings",
-    message="{sides} did not record its settings, so it is unknown whether they match.",
+    message="{sides}: no settings were recorded, so it is unknown whether the settings of the sides match.",
 )
 _UNEQUAL_BATCH = DIFFERENCES.rule(
     "unequal-batch",
-    about="global batches that should be equal",
-    message="Global batch: {baseline} {on_baseline}, {candidate} {on_candidate}. They should be equal.",
+    about="different global batches that should be equal",
+    message="Global batch: {baseline} {on_baseline}, {candidate} {on_candidate}. Both sides should have the same "
+    "global batch.",
     figures=_BOTH,
 )
 _LARGER_BATCH = DIFFERENCES.rule(
     "larger-batch",
     about="a larger global batch with more nodes",
     message="Global batch: {baseline} {on_baseline}, {candidate} {on_candidate}. With the larger batch, an "
-    "epoch has 1/{fewer} of the optimizer steps, so you may have to adjust learning rate and warm-up.",
+    "epoch has only 1/{fewer} as many optimizer steps, so you may have to adjust the learning rate and the warm-up.",
     figures=_BOTH,
 )
 
@@ -106,7 +107,7 @@ def require_alike(baseline: Side, candidate: Side, *, anyway: bool = False) -> N
         ]
         raise UsageError(
             f"the runs have different settings: {', '.join(settings)}",
-            hint="compare runs of one job, or add --force to mark the differences",
+            hint="compare runs of one job, or use --force to compare them anyway and mark the differences",
         )
 
 
@@ -341,12 +342,12 @@ _INCONCLUSIVE = _verdict_rule(
 )
 _NO_FASTER = _verdict_rule(
     "no-faster",
-    "more nodes and workers that are not faster than fewer nodes",
+    "the candidate, with more nodes and a different number of workers, is not faster",
     "Do not use {many} for this job: they are no faster than {few}; {culprit}.",
 )
 _HARMFUL = _verdict_rule(
     "harmful",
-    "more nodes and workers that are slower than fewer nodes",
+    "the candidate, with more nodes and a different number of workers, is slower",
     "Do not use {many} for this job: they are {faster} than {few}; {culprit}.",
 )
 _EQUAL = _verdict_rule("equal", "the sides are equally fast", "{many} {are} as fast as {few}{unlimited}.")
@@ -434,20 +435,18 @@ _REASONS = RuleGroup("Reasons for a contrast's verdict")
 _STEP_PARTS = _REASONS.rule(
     "step-parts", about="the largest parts of a step on both sides", message="A step takes {candidate}; {baseline}."
 )
-_LOSS = _REASONS.rule(
-    "loss", about=("where the time of the candidate goes, if its steps were not split"), message="{loss}."
-)
+_LOSS = _REASONS.rule("loss", about="what slows down the candidate, if anything does", message="{loss}.")
 TRAFFIC = _REASONS.rule(
     "traffic",
-    about=("traffic per step of the busiest NIC, and the share of its link rate"),
+    about="traffic per step on the busiest NIC, and the utilization of its link",
     message="Network: {traffic}.",
 )
 _EACH_ALONE = _REASONS.rule(
-    "each-alone", about="the speed of each node alone (--each-node)", message="Alone: {speeds}."
+    "each-alone", about="the speed of each node alone (--each-node)", message="Each node alone: {speeds}."
 )
 _COMPUTE = _REASONS.rule(
     "compute",
-    about="compute per step on both sides, and the step time without the cost of the network",
+    about="compute time per step on both sides, and the step time without the cost of the network",
     message="Compute time per step is {candidate} and {baseline}. Without the cost of the network, a step would take "
     "about {left}.",
 )

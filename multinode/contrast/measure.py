@@ -50,12 +50,13 @@ class ContrastRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to compare in a contrast.
 
     Attributes:
-        mode: what all sides have in common. If None, the slots of node 0 decide.
+        mode: what is equal on all sides: the number of workers, the batch per worker, or the samples per step. If None,
+            the slots of node 0 determine the mode.
         counts: numbers of nodes to compare, from the top of the hostfile. Default: one node and all nodes.
-        workers: workers per node of the candidate. Default: as many as the mode allows.
+        workers: number of workers on each node of the candidate. Default: as many as the mode allows.
         each_node: whether to also measure each node alone.
-        baseline_gpus: GPUs on node 0 to use for the baseline, as many as there are workers on all nodes.
-        accumulation: micro-batches per step of the job. None if unknown.
+        baseline_gpus: GPUs on node 0 to use for the baseline: one for each worker on all nodes.
+        accumulation: number of micro-batches per step of the job. None if unknown.
     """
 
     mode: Mode | None = None
@@ -119,9 +120,7 @@ def plan_sides(cluster: Cluster, slots: Sequence[int], request: ContrastRequest)
     _require_slots(cluster, slots[: counts[-1]], request.workers)
     if request.baseline_gpus is not None:
         if request.mode not in {None, "same-workers"}:
-            raise UsageError(
-                f"--baseline-gpus compares equal numbers of workers, but --mode {request.mode} fills every node"
-            )
+            raise UsageError(f"--baseline-gpus works only with --mode same-workers, not with --mode {request.mode}")
         cluster_of, workers, why = _named(cluster, slots, request, counts)
         mode: Mode = "same-workers"
     else:
@@ -162,7 +161,7 @@ def _require_slots(cluster: Cluster, slots: Sequence[int], workers: int | None) 
             raise UsageError(
                 f"{workers} workers are requested, but it has {format_count(has, 'slot')}",
                 node=node.name,
-                hint=f"use --workers-per-node {min(slots)}, or raise slots= or gpus= in the hostfile",
+                hint=f"use --workers-per-node {min(slots)}, or add slots (slots=) or GPUs (gpus=) in the hostfile",
             )
 
 
@@ -324,7 +323,7 @@ def contrast(
             series.run(list(in_turns(range(len(sides.sides)), repeats)))
         except BaseException as error:
             if isinstance(error, MultinodeError) and all(cell.run_ids for cell in series.record.cells):
-                context.say(f"earlier measurements are compared in {series.conclude().directory}")
+                context.say(f"the measurements made so far are compared in {series.conclude().directory}")
             series.end(status_of(error), error=error)
             raise
         contrasted = series.conclude()
@@ -402,7 +401,7 @@ class _SideSeries(Series):
 
 
 def cut_job(job: Job, steps: int | None, *, whole: bool = False) -> Job:
-    """Limit the job to the steps to measure.
+    """Limit the number of steps of a job for a measurement.
 
     Args:
         job: the job. For a script, set the number of steps with the arguments of the script.

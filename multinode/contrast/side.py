@@ -166,8 +166,8 @@ def compare_runs(root: Path, first: str, second: str, *, anyway: bool = False) -
 _UNREADABLE = RuleGroup("Contrasts that cannot be shown")
 _OTHER_RELEASE = _UNREADABLE.rule(
     "other-release",
-    about="a contrast that another release stored",
-    message="This contrast is from another release ({schema}) and cannot be shown. Measure it again.",
+    about="a contrast that another release of multinode stored",
+    message="This contrast is from another release of multinode ({schema}) and cannot be shown. Measure it again.",
 )
 
 

@@ -29,7 +29,7 @@ _GROWN = {part.name: part.words for part in PARTS} | {
 }
 
 
-SLOWDOWNS = RuleGroup("Where the time of a contrast's candidate goes")
+SLOWDOWNS = RuleGroup("Why the candidate of a contrast is slower")
 _NODE_ALONE = SLOWDOWNS.rule(
     "node-alone",
     about="a node that is slow alone",
@@ -48,8 +48,8 @@ _NETWORK = SLOWDOWNS.rule(
 )
 _NETWORK_INFERRED = SLOWDOWNS.rule(
     "network-inferred",
-    about="the network, if steps were not split and each node was measured alone",
-    message="{network} adds {adds} to each step of {step}, estimated only from step times",
+    about="the network, if its cost can only be inferred from step times",
+    message="{network} adds {adds} to each step of {step} (estimated from step times alone)",
 )
 _NO_LOSS = SLOWDOWNS.rule(
     "none",

@@ -255,9 +255,10 @@ class CopyProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of a copy.
 
     Attributes:
-        hashed_bytes: by node, compared with what the source has.
-        moved_bytes: by receiver, of `receive_bytes`; empty until it is known what each needs.
-        time_s: since the first byte was sent.
+        hashed_bytes: by node: bytes that were hashed, to compare them with the source.
+        moved_bytes: by receiver: how many of `receive_bytes` have arrived; empty until `receive_bytes` is known.
+        receive_bytes: by receiver: bytes that it needs.
+        time_s: time since the first byte was sent.
     """
 
     hashed_bytes: dict[str, int]

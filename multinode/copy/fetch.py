@@ -102,7 +102,7 @@ def _receive(
     free = shutil.disk_usage(to).free
     if total > free:
         raise MultinodeError(
-            f"{node.name} has {format_size(total)} to send, but only {format_size(free)} are free",
+            f"{node.name} has {format_size(total)} to send, but only {format_size(free)} are free here",
             hint=f"df -h {to}",
         )
     for place in places:

@@ -42,9 +42,9 @@ class CopyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What to copy, and from where.
 
     Attributes:
-        paths: relative ones start at the job's directory.
-        source: the node that has them, or `controller`; None finds it.
-        delete: whether files that the source does not have are removed.
+        paths: paths to copy. Relative paths start at the job's directory.
+        source: the node to copy from, or `controller`. If None, multinode finds a node that has the paths.
+        delete: whether to remove files that the source does not have.
     """
 
     paths: tuple[str, ...]
@@ -67,10 +67,10 @@ class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
     """The document that `copy --json` prints.
 
     Attributes:
-        ok: whether all nodes are equal now.
-        digest: SHA-256 of names, modes, links and content, as source and receivers each computed it.
-        transfer_s: from the first byte that was sent until the last node had verified all; None if nothing was sent.
-        unreached: whether a node that failed could not be reached.
+        ok: whether all nodes have the same files now.
+        digest: SHA-256 of names, modes, links and contents. The source and each receiver computed it independently.
+        transfer_s: time from the first sent byte until the last node had verified all files; None if nothing was sent.
+        unreached: whether a node failed because it could not be reached.
     """
 
     schema: str = "multinode.copy/3"
@@ -237,7 +237,7 @@ def choose_source(request: CopyRequest, looks: Mapping[str, Sequence[PathLook]],
     if request.source is not None:
         if request.source not in looks_of:
             names = format_list([*looks, CONTROLLER], 9)
-            raise UsageError(f"there is no node named {request.source}", hint=f"--from takes {names}")
+            raise UsageError(f"there is no node named {request.source}", hint=f"possible sources: {names}")
         source = request.source
         lacks = next((look.path for look in looks_of[source] if not look.exists), None)
         if lacks is not None:

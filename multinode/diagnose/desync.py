@@ -19,13 +19,13 @@ from multinode.findings.finding import Finding
 from multinode.findings.rule import Rule, RuleGroup
 from multinode.records.flight import FlightDump, FlightEntry, FlightGroup
 
-DESYNCS = RuleGroup("Ranks that do not meet in a collective")
+DESYNCS = RuleGroup("Ranks that are out of sync in a collective")
 _SAME_ORDER = "every rank of a group must call the same collectives in the same order"
 MISSING = DESYNCS.rule(
     "missing_rank",
     about="a rank that has not entered a collective in which others wait",
-    message="{who} {has} not entered {collective}{line}{position}; {others} {wait} in it{waited}",
-    hint="look for the reason in its log and stack",
+    message="{who} {has} not entered {collective}{line}{position}; {others} {wait} in this collective{waited}",
+    hint="look for the reason in the log and the stack of each missing rank",
 )
 _OTHER_OPERATION = DESYNCS.rule(
     "other_operation",
@@ -35,7 +35,7 @@ _OTHER_OPERATION = DESYNCS.rule(
 )
 _OTHER_SIZE = DESYNCS.rule(
     "other_size",
-    about="a rank that called the same collective with another size or dtype",
+    about="a rank that called the same collective as the others, but with a different size or dtype",
     message="{who} called {called}{position}, but {others} {wait} in {collective}{line}{waited}{tie}",
     hint="every rank must pass tensors of the same size and dtype to this collective",
 )
@@ -47,9 +47,9 @@ _OTHER_ORDER = DESYNCS.rule(
 )
 _NO_DUMP = DESYNCS.rule(
     "no_dump",
-    about="a rank without a dump, if the other ranks of its group wait in a collective",
+    about="a rank without a flight recorder dump, if the other ranks of its group wait in a collective",
     message="{who} left no dump; {others} {wait} in {collective}{line}{waited}",
-    hint="add the dump of that rank; look in its log whether it ended earlier",
+    hint="add the dump of that rank, or check its log: the rank may have ended earlier",
 )
 _NOBODY_MISSING = DESYNCS.rule(
     "nobody_missing",

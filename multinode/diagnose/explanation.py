@@ -352,7 +352,7 @@ def _describe_report(
         message += f"; in {frame[3]} ({frame[1]}:{frame[2]})"
     hint = failure.hint
     if report.ends_launcher:
-        hint = f"pass the output of {report.worker or 'that launcher'} itself, which has the cause"
+        hint = f"pass the output of {report.worker or 'that launcher'} itself, which shows the cause"
     return _log_failure(
         failure,
         file,

@@ -37,7 +37,10 @@ __all__ = [
 ]
 
 _FULL_BYTES = 1 << 20
-_LEASE_HINT = "check if this machine slept or lost its network; nodes wait longer with --lease, forever with --detach"
+_LEASE_HINT = (
+    "check whether this machine slept or lost its network; to let the nodes wait longer, use --lease; to let them run "
+    "without contact, use --detach"
+)
 # Of a log: its last lines that are looked at, and the most of a line in a sentence.
 _LAST_WORDS = 20
 _MOST_CHARS = 300
@@ -164,8 +167,8 @@ def explain_timeout(failure: Failure, nodes: Sequence[NodeProgress], shares: Map
     )
     if share >= _FULL_SHARE:
         used = f"the link of {name} was {min(share, 1.0):.0%} utilized in the minute before"
-        slow = "the collective was running, and the link is too slow for it"
-        hints.insert(0, f"{used}: {slow}; send less (multinode advise), or set a longer ddp_timeout")
+        slow = "so it is too slow for the collective"
+        hints.insert(0, f"{used}, {slow}: send less (multinode advise), or set a longer ddp_timeout")
     if all(node.step is None for node in nodes):
         stage = next((f" ({node.name}: {node.stage})" for node in nodes if node.stage), "")
         wait = "while one rank tokenizes the data or loads the model, the others wait in a collective"

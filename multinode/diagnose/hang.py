@@ -273,7 +273,7 @@ def _gone(run: _Hanging) -> Stall | None:
             "no_workers",
             "no worker has started on any node: the launchers are waiting for each other",
             run.network_hint(
-                "a port between the nodes may be closed, or they disagree on the rendezvous: multinode check"
+                "a port between the nodes may be closed, or the launchers disagree on the rendezvous: multinode check"
             ),
         )
     hint = f"see its last lines: multinode logs last --node {ranks[0].node.node}"
@@ -294,7 +294,7 @@ def _uninterruptible(run: _Hanging) -> Stall | None:
         f"are in uninterruptible sleep (state D{where}): a disk, a network file system or a driver on that node does "
         "not answer"
     )
-    hint = f"kernel messages, on {ranks[0].node.node}: dmesg -T | tail; df -h"
+    hint = f"look at the kernel messages and disks of {ranks[0].node.node}: dmesg -T | tail; df -h"
     return run.blame("uninterruptible", ranks, text, hint)
 
 
@@ -438,7 +438,7 @@ def _unexplained(run: _Hanging) -> Stall:
     count = len(run.ranks)
     if len(places) == 1 and all(rank.waits_in for rank in run.ranks):
         message = f"all {count} ranks wait in {places.pop()}, and none is behind"
-        hint = run.network_hint("test the network between the nodes and the backend: multinode check")
+        hint = run.network_hint("test the backend and the network between the nodes: multinode check")
         return run.found("all_wait", message, hint)
     if len(places) == 1 and all(rank.frames for rank in run.ranks):
         hint = run.network_hint("if this is only slow, set a longer --hang-timeout")

@@ -18,8 +18,8 @@ class Meaning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _LOOK_ABOVE = (
-    "read the lines above it; run once with PYTHONFAULTHANDLER=1, which prints the Python line; a core dump names the "
-    "function: ulimit -c unlimited, then coredumpctl gdb"
+    "read the log lines before the crash; to see the Python line, run once with PYTHONFAULTHANDLER=1; to see the "
+    "native function, use a core dump: ulimit -c unlimited, then coredumpctl gdb"
 )
 # SIGBUS, SIGKILL, SIGINT and SIGHUP are in the catalogue.
 _SIGNALS = {
@@ -37,13 +37,13 @@ _SIGNALS = {
         hint="compare the CPUs of the nodes: lscpu; install a build for this CPU",
     ),
     "SIGTERM": Meaning(
-        cause="Something asked the process to end: its launcher after another worker had failed, a scheduler, or a "
-        "person.",
+        cause="The process was told to exit: by its launcher after another worker had failed, by a scheduler, or by a "
+        "user.",
         hint="look for an earlier failure on the other nodes, and in the scheduler's log",
     ),
     "SIGUSR1": Meaning(
-        cause="A scheduler warned the job, or a person signalled it, and the program does not handle the signal.",
-        hint="look at the time limit and preemption of the job",
+        cause="A scheduler warned the job, or a user sent the signal, and the program does not handle the signal.",
+        hint="check the time limit of the job, and whether it was preempted",
     ),
 }
 _CODES = {
@@ -141,8 +141,8 @@ def notes(text: str) -> Iterator[str]:
         yield f"Completion status {int(status[1])}: {_COMPLETIONS[int(status[1])]}."
     if _VERBS.search(text) is not None:
         yield (
-            "Most often the limit on locked memory is too low, which RDMA needs for its buffers: ulimit -l unlimited, "
-            "docker run --ulimit memlock=-1."
+            "Most often, the limit on locked memory is too low: RDMA needs locked memory for its buffers. Raise the "
+            "limit: ulimit -l unlimited, or docker run --ulimit memlock=-1."
         )
     yield from address_notes(text)
 
@@ -153,15 +153,15 @@ def address_notes(text: str) -> Iterator[str]:
     if local is not None:
         of = f" of {local[1]}" if local[1] else ""
         yield (
-            f"{local[0]} is an IPv6 link-local address{of}: the interface has no other one. Give it an IPv4 address, "
-            "or name another interface: NCCL_SOCKET_IFNAME."
+            f"{local[0]} is an IPv6 link-local address{of}: the interface has no other address. Give it an IPv4 "
+            "address, or name another interface: NCCL_SOCKET_IFNAME."
         )
     for found in _IPV4.finditer(text):
         if found[1] == "169.254":
             yield f"{found[0]} is a link-local address: the interface got no address from DHCP; name another interface."
         elif found[1] == "172.17":
             yield (
-                f"{found[0]} is an address of docker's own bridge, which no other machine reaches: start the container "
+                f"{found[0]} is an address of docker's bridge, which other machines cannot reach: start the container "
                 "with --network=host."
             )
         else:

@@ -39,7 +39,7 @@ def _nothing(explanation: Explanation) -> Iterator[Block]:
         contain = "it contains" if len(explanation.files) == 1 else "they contain"
         found = (
             f"no error message found in {logs} ({lines}), but {contain} {programs} results, which multinode nccl-test "
-            "can judge"
+            "can evaluate"
         )
     yield Prose(found, "lead")
     yield Labels((*_rows("Last", explanation.last_lines), *_rows("Next", explanation.next)))

@@ -80,7 +80,7 @@ SUMMARY_FIGURES: Mapping[str, Figure[Any]] = {
 _STEP_MEDIAN = Figure[float]("step_time_ms", about="median step time of the workers")
 _LOSS = Figure[float]("loss", about="logged loss of this step")
 _STEP_BUSBW = Figure[float]("in_training_gb_per_s", about="busbw of the step's all-reduces, from DDP's counters")
-_PEAK_MEMORY = Figure[float]("peak_worker_memory_gib", about="peak memory of the worker that uses the most")
+_PEAK_MEMORY = Figure[float]("peak_worker_memory_gib", about="highest peak memory of all workers")
 _STEP_IN = Figure[float]("in_gbit_per_s", about="receive rate of the node's busiest NIC since the previous step")
 _STEP_OUT = Figure[float]("out_gbit_per_s", about="send rate of the node's busiest NIC since the previous step")
 

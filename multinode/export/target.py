@@ -34,7 +34,7 @@ def _in(exporter: Callable[[Path], Exporter]) -> Callable[[str], Exporter]:
     return lambda where: exporter(Path(where).expanduser())
 
 
-_TABLES = "all samples in DIR/RUN, once the run has ended"
+_TABLES = "all samples in DIR/RUN, after the run has ended"
 KINDS = {
     "tensorboard": Kind("DIR", "scalars of each step in DIR/RUN, for `tensorboard --logdir`", _in(TensorBoard)),
     "mlflow": Kind("DIR|URI", "a run in a file store, or on a tracking server", MlflowRun, "mlflow", "mlflow-skinny"),
@@ -43,7 +43,7 @@ KINDS = {
     ),
     "prometheus": Kind("FILE.prom", "metrics for the textfile collector of node_exporter", _in(Textfile)),
     METRICS_PORT: Kind(
-        "PORT", "metrics on 127.0.0.1:PORT while the run is followed", lambda port: MetricsPort(int(port))
+        "PORT", "metrics on 127.0.0.1:PORT while multinode follows the run", lambda port: MetricsPort(int(port))
     ),
     "csv": Kind("DIR", _TABLES, _in(CsvFiles)),
     "parquet": Kind("DIR", _TABLES, _in(ParquetFiles), "pyarrow", "pyarrow"),

@@ -270,7 +270,7 @@ def _over(row: Row, baseline: Row | None, of: Figure[Estimate]) -> Estimate | Un
     if row is baseline:
         # Over itself it is 1, however much its repeats scatter.
         return Estimate(value=1.0, low=1.0, high=1.0, repeats=value.repeats)
-    return ratio(value, base) if min(value.low, base.low) > 0 else Unknown("one of them is not positive")
+    return ratio(value, base) if min(value.low, base.low) > 0 else Unknown("one of the two values is not positive")
 
 
 def _is(figure: Figure[Any], value: object, wanted: str) -> bool:

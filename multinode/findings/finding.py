@@ -8,7 +8,7 @@ import msgspec
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """A conclusion, with a message and a fix."""
+    """A conclusion, with a message and often a fix."""
 
     code: str = ""  # identifies its kind
     message: str  # what is wrong and why it matters

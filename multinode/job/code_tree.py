@@ -45,10 +45,10 @@ _SECRET = re.compile(
 )
 _NO_SECRET = re.compile(r".*\.(?:example|sample|template|dist)")
 
-LEFT_OUT = RuleGroup("Files that --copy-code does not copy as they are")
+LEFT_OUT = RuleGroup("Files that --copy-code leaves out, and Git LFS pointers")
 _NOT_UTF8 = LEFT_OUT.rule(
     "not-utf8",
-    about="a name that is not UTF-8",
+    about="a file name that is not UTF-8",
     message="{path} is left out: its name is not UTF-8",
     figures=("path",),
 )
@@ -60,7 +60,7 @@ _UNFINISHED = LEFT_OUT.rule(
 )
 _SECRET_NAME = LEFT_OUT.rule(
     "secret-name",
-    about="the name of a file with secrets",
+    about="a file whose name suggests a secret",
     message="{path} is left out: its name suggests that it holds a secret",
     figures=("path",),
 )
@@ -72,7 +72,7 @@ _PRIVATE_KEY = LEFT_OUT.rule(
 )
 _OUTSIDE = LEFT_OUT.rule(
     "outside",
-    about="a symbolic link out of the directory",
+    about="a symbolic link that points outside the directory",
     message="{path} is left out: it points outside the directory, to {target}",
     figures=("path", "target"),
 )
@@ -85,15 +85,15 @@ _NOT_REGULAR = LEFT_OUT.rule(
 _NO_CHECKOUT = LEFT_OUT.rule(
     "submodule",
     about="a submodule without its files",
-    message="{path} is left out: a submodule that is not checked out",
+    message="{path} is left out: it is a submodule that is not checked out",
     hint="git submodule update --init",
     figures=("path",),
 )
 _LFS_POINTER = LEFT_OUT.rule(
     "lfs-pointer",
     about="a Git LFS pointer in place of a file",
-    message="{path} is a Git LFS pointer, and is copied as one",
-    hint="to get its content: git lfs pull",
+    message="{path} is a Git LFS pointer; it is copied without the content of the file",
+    hint="to get the content: git lfs pull",
     figures=("path",),
 )
 
@@ -115,12 +115,12 @@ class CodeTree(msgspec.Struct, frozen=True, kw_only=True):
     """The files of a directory at the time when they were read.
 
     Attributes:
-        source: the directory, absolute.
-        cwd: where in the tree the job runs.
-        links: symbolic links, each with what it leads to, relative to where it lies.
-        left_out: files and directories that are there and are not copied, but for caches.
-        notes: which of these git does not ignore, and what is not what it seems.
-        run_id: the run whose copy it is, that of all attempts; None is the run that is launched.
+        source: absolute path of the directory.
+        cwd: directory in the tree in which the job runs.
+        links: symbolic links with their targets, relative to the directory of the link.
+        left_out: files and directories that are not copied, except caches.
+        notes: which of these git does not ignore, and which files are copied although they are only placeholders.
+        run_id: the run whose copy is used, for all of its attempts; None for the run that is launched.
     """
 
     source: str
@@ -359,7 +359,7 @@ def _require_size(root: Path, sizes: dict[str, int], *, by_git: bool) -> None:
     if total <= MOST_BYTES and len(sizes) <= MOST_FILES:
         return
     largest = sorted(sizes, key=lambda name: -sizes[name])[:_LARGEST]
-    how = "; add them to .gitignore" if by_git else "; outside git nothing is ignored: use git init and .gitignore"
+    how = "; add them to .gitignore" if by_git else "; to ignore files, use git init and a .gitignore"
     raise UsageError(
         f"{_OPTION} {root}: {format_count(len(sizes), 'file')}, {format_size(total)}, exceed the limit of "
         f"{MOST_FILES:,} files and {format_size(MOST_BYTES)}",

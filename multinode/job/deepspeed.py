@@ -257,7 +257,7 @@ def _set(group: dict[str, Any], edit: DeepSpeedEdit, depth: int = 0) -> None:
     if isinstance(section, dict) and not (value is None or isinstance(value, dict)):
         raise JobError(
             f"{_OPTION} {dotted}={json.dumps(value)}: {dotted} is a group in the JSON, whose keys would be lost",
-            hint=f"set a key of it: {_OPTION} {dotted}.KEY=VALUE",
+            hint=f"set one of its keys: {_OPTION} {dotted}.KEY=VALUE",
         )
     group[name] = value
 

@@ -73,13 +73,13 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingJob(msgspec.Struct, frozen=True, kw_only=True, tag="training"):
-    """A training job that is configured with the keys of a framework.
+    """A training job that is configured by the keys of a framework, such as LLaMA-Factory.
 
     Attributes:
         framework: the framework's name.
         verb: what is trained, of the framework's verbs; empty is the first.
         program: what its workers run, as typed; empty is the framework's own program.
-        options: options of the engine's launcher. On its command line, they precede the program.
+        options: options of the launcher. On the command line of the launcher, they precede the program.
         flags: options as typed behind the program, which win over the file.
         config_path: the file of its keys as named by the user, or the command whose options they are.
         text: the file's text, verbatim; empty without a file.
@@ -213,7 +213,7 @@ class ScriptJob(msgspec.Struct, frozen=True, kw_only=True, tag="script"):
     Attributes:
         argv: the program, followed by its arguments.
         form: whether the program is a Python script, a module (as in `python -m`), or an executable.
-        options: options of the engine's launcher. On its command line, they precede the program.
+        options: options of the launcher. On the command line of the launcher, they precede the program.
         local_paths: arguments that are paths on the controller.
         deepspeed_text: the DeepSpeed JSON that the options name, if it is on the controller.
     """
@@ -366,10 +366,10 @@ def _recognise(config: Mapping[str, Any], source: str) -> Framework:
     known = [kind for kind in every_framework() if kind.programs]
     close = [kind for kind in known if kind.model in config]
     if close:
-        lack, add = f"no key of {' or '.join(kind.title for kind in close)} besides its model", "add one"
+        lack, add = f"no key of {' or '.join(kind.title for kind in close)} other than the model", "add one"
         keys = [f"{kind.title} ({', '.join(sorted(kind.telltales))})" for kind in close]
     else:
-        lack, add = "no model", "name it with the key"
+        lack, add = "no model", "name the model with the key"
         keys = [f"{kind.title} ({kind.model})" for kind in known]
     raise JobError(
         f"{source} is not a training configuration: it has {lack}",
@@ -594,12 +594,12 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 class JobEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """Variables and setup commands of a job. They are the same on every node.
+    """Environment variables and setup commands of a job. They are the same on every node.
 
     Attributes:
-        env: values of variables. They override those in the hostfile.
+        env: environment variables. They override variables in the hostfile.
         forwarded: names of variables whose values come from the controller's environment. The values are never printed.
-        prelude: shell commands to run before the job, in the same shell. If None, there are none.
+        prelude: setup commands to run before the job, in the same shell. None if there are none.
     """
 
     env: dict[str, str] = {}

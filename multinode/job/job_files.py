@@ -231,13 +231,15 @@ def load_job(
         JobError: a file is invalid, or there is no JSON to edit.
     """
     if text is None:
-        text = read_text(path, "the job", "give the YAML of a training job; your own script goes after --")
+        text = read_text(path, "the job", "give the YAML of a training job, or put your own script after --")
     like = like or TrainingCommand()
     job = parse_training(text, str(path), overrides, like=like)
     if like.framework is None and not job.kind.says_verb:
         command = f"multinode launch -- {job.kind.command(job.kind.verbs[0], str(path))}"
         others = ", ".join(job.kind.verbs[1:])
-        raise JobError(f"{path} does not specify what {job.kind.title} trains", hint=f"{command}; or {others}")
+        raise JobError(
+            f"{path} does not specify which {job.kind.title} command to run", hint=f"for example {command}; or {others}"
+        )
     local = tuple(named for named in named_paths(job) if exists(Path(named)))
     if like.program:
         words = (word for value in job.config.values() for word in listed(value))
@@ -431,7 +433,7 @@ def changed_job(job: TrainingJob, change: Change) -> TrainingJob:
     if not change.deepspeed:
         return changed
     if changed.deepspeed_text is None:
-        raise UsageError(f"{job.config_path} names no editable DeepSpeed JSON")
+        raise UsageError(f"{job.config_path} names no DeepSpeed JSON that multinode can edit")
     text = edit_deepspeed(changed.deepspeed_text, parse_deepspeed_edits(change.deepspeed))
     return msgspec.structs.replace(changed, deepspeed_text=text)
 

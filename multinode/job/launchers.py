@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _ORDER = "the order of lines in the hostfile sets the node rank; run this command on one machine only"
 _FIRST = "the first line of the hostfile is node rank 0; set its address with addr="
-_STATIC = "the rendezvous is static, on node 0: set --master-port"
+_STATIC = "the rendezvous is static and runs on node 0; set its port with --master-port"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ EXCLUDE = OptionMeaning(
 SSH = OptionMeaning("place", "use ~/.ssh/config, or user=, port=, key= and jump= in the hostfile")
 WORKERS = OptionMeaning("size", "use --workers-per-node K, or slots=K in the hostfile", "workers-per-node")
 PROCESSES = OptionMeaning(
-    "size", "use --workers-per-node K for each node; this counts the processes of all nodes together"
+    "size", "use --workers-per-node K, a number per node; this option counts the processes of all nodes"
 )
 DEVICES = OptionMeaning("size", "name GPUs in the hostfile: node1 gpus=0,1")
 OWN = OptionMeaning("own")

@@ -23,25 +23,25 @@ _NO_ROUTE = NOTES.rule(
 )
 _OTHER_INTERFACE = NOTES.rule(
     "other-interface",
-    about="a node whose kernel sends to a peer over a different interface than the one it listens on",
+    about="a node that listens on one interface but sends to a peer over another",
     message="{node} sends to {peer} over {ifname} but listens on {listens_on}",
     figures=("peer", "ifname", "listens_on"),
 )
 _NO_EFFECT = NOTES.rule(
     "no-effect",
-    about="an option that has no effect on one node",
+    about="an option that has no effect if the job runs on one node",
     message="{option} has no effect on one node{why}",
     figures=("option",),
 )
 _SHARES = NOTES.rule(
     "samples-by-speed",
-    about="the samples of each node, distributed by speed",
+    about="the number of samples per worker on each node, in proportion to its speed",
     message="samples per step per worker: {shares} ({option}{source})",
     figures=("shares", "option", "run_id"),
 )
 _RELATIVE_SHARES = NOTES.rule(
     "relative-samples",
-    about="the relative number of samples of each node, for a batch that is unknown",
+    about="the relative number of samples per worker on each node, if the batch is unknown",
     message="relative number of samples per worker: {shares} ({option}{source})",
     figures=("shares", "option", "run_id"),
 )

@@ -162,7 +162,7 @@ def workers_of_nodes(cluster: Cluster, facts: Mapping[str, NodeFacts], workers_p
                 raise UsageError(
                     f"{workers_per_node} workers are requested, but it has {format_count(slots[node.name], 'slot')}",
                     node=node.name,
-                    hint=f"use --workers-per-node {fewest}, or raise slots= or gpus= in the hostfile",
+                    hint=f"use --workers-per-node {fewest}, or add slots (slots=) or GPUs (gpus=) in the hostfile",
                 )
         return (workers_per_node,) * len(cluster.nodes)
     return tuple(slots.values())

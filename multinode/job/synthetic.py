@@ -72,10 +72,9 @@ _MULTIPLIER, _INCREMENT, _MODULUS = 1664525, 1013904223, 1 << 32
 def with_synthetic(job: Job, *, rows: int | None = None) -> TrainingJob:
     """Return a copy of the training job that uses synthetic data, does not evaluate, and writes no output.
 
-    Call this last, because later changes are not checked again.
+    Call this function after all other changes to the job, because multinode does not check later changes.
 
-    `rows` is the minimum number of samples. If None, it is the number that `max_steps` needs with the workers of the
-    plan.
+    `rows` is the minimum number of samples. If None, it is derived from `max_steps` and the workers of the plan.
 
     Raises:
         UsageError: the job is a script. Scripts read their own data.

@@ -56,7 +56,9 @@ _ALL_DEVICES = frozenset({"", "auto", "gpu", "cpu", "xpu"})
 _OF_VARIABLES = {"NNODES": launchers.NODES, "NPROC_PER_NODE": launchers.WORKERS}
 REPLACED = RuleGroup("Parts of a command that multinode replaces")
 _NOHUP = REPLACED.rule("nohup", about="nohup", message="nohup: use --detach to run in the background")
-_SETUP = REPLACED.rule("environment", about="conda run, uv run", message="{program}: use --setup {setup} on the nodes")
+_SETUP = REPLACED.rule(
+    "environment", about="conda run or uv run", message="multinode replaces {program} with --setup {setup}"
+)
 
 
 class Stated(NamedTuple):
@@ -246,7 +248,7 @@ class _Reader:
             if launcher is not None:
                 if self._engine not in {None, launcher.engine}:
                     raise UsageError(
-                        f"--engine {self._engine}, but the command starts {name}",
+                        f"--engine is {self._engine}, but the command starts {name}",
                         hint=f"remove --engine, or {name}",
                     )
                 del self._words[:count]
@@ -313,7 +315,7 @@ class _Reader:
             inner = shlex.join(_inner_program(_split(" ".join(words[2:3]))))
             raise UsageError(
                 f"{program} -c is not supported: give the command itself",
-                hint=f"{self._line} -- {inner}; or as it is, once on each node: {as_it_is}",
+                hint=f"{self._line} -- {inner}; or run it unchanged, once on each node: {as_it_is}",
             )
         raise UsageError(
             f"{program} is neither a Python script nor a launcher that multinode supports",
@@ -477,7 +479,7 @@ class _Reader:
 
     def _take_option(self, meaning: OptionMeaning, words: list[str], value: str, launcher: str) -> None:
         if meaning.kind == "refused":
-            raise UsageError(f"{words[0]} of {launcher} is not passed on", hint=meaning.hint)
+            raise UsageError(f"multinode does not support the option {words[0]} of {launcher}", hint=meaning.hint)
         if meaning.kind in {"place", "size"}:
             self._stated.append(Stated(meaning, " ".join(words), value))
         elif meaning is launchers.USE_ENV:
@@ -591,9 +593,9 @@ def _require_nodes(fact: Stated, cluster: Cluster) -> None:
         return
     least, most = int(match[1]), int(match[2] or match[1])
     if most > 1 and not least <= there <= most:
-        few = f"--nodes {most} uses the first {most}" if most < there else f"--nodes {there} uses them all"
+        few = f"use the first {most}: --nodes {most}" if most < there else f"use all of them: --nodes {there}"
         raise UsageError(
-            f"{fact.word}, but {cluster.source} has {format_count(there, 'node')}",
+            f"{fact.word} does not match {cluster.source}, which has {format_count(there, 'node')}",
             hint=f"{few}; or add nodes to the hostfile" if most > there else few,
         )
 
@@ -607,7 +609,7 @@ def _settle_devices(fact: Stated, env: dict[str, str], nodes: Sequence[Node], so
     given = [",".join(map(str, node.gpus)) for node in nodes if node.gpus is not None]
     if any(gpus != fact.value for gpus in given):
         raise UsageError(
-            f"{fact.word}, but {source} has gpus={next(gpus for gpus in given if gpus != fact.value)}",
+            f"{fact.word} does not match {source}, which has gpus={next(gpus for gpus in given if gpus != fact.value)}",
             hint=f"write gpus={fact.value} there, or remove {fact.word}",
         )
     if len(given) == len(nodes):
@@ -632,7 +634,8 @@ def _workers_of(fact: Stated, known: Sequence[int], nodes: int, source: str) -> 
         return None
     if count % nodes:
         raise UsageError(
-            f"{fact.word} counts the workers of all nodes, and {source} has {format_count(nodes, 'node')}",
+            f"{fact.word} counts the workers of all nodes, but {source} has {format_count(nodes, 'node')}, which "
+            "cannot share them equally",
             hint=f"use --workers-per-node {max(count // nodes, 1)}, or remove {fact.word}",
         )
     return count // nodes
@@ -645,7 +648,7 @@ def _unequal(fact: Stated, each: int, known: Sequence[int], source: str) -> Usag
     if fact.meaning is launchers.DEVICES:
         fix = f"set gpus={fact.value} on each line of {source}"
     return UsageError(
-        f"{fact.word} asks for {format_count(each, 'worker')} on each node{total and f' ({fact.value}{total})'}, but "
-        f"{source} has {slots} slots on each",
+        f"{fact.word} requests {format_count(each, 'worker')} on each node{total and f' ({fact.value}{total})'}, but "
+        f"{source} has {slots} slots per node",
         hint=f"{fix}, or remove {fact.word} to use the slots of the hostfile",
     )

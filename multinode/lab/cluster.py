@@ -195,7 +195,7 @@ def _forget_netns_dir() -> None:
 
 
 _DIR_MODE = 0o700
-_DOWN_HINT = "remove it first: multinode lab down"
+_DOWN_HINT = "run this first: multinode lab down"
 _SIGNAL_EXIT = 128
 # Enters the control groups before `--`, then runs what is after it.
 _JOIN_GROUPS = 'while [ "$1" != -- ]; do echo $$ > "$1" || exit; shift; done; shift; exec "$@"'
@@ -325,7 +325,7 @@ def explain_missing() -> tuple[str, str]:
         return "no lab is up on this machine", "start one: multinode lab up"
     if not os.access(STATE_DIR, os.R_OK):
         return "the lab of this machine belongs to root", "run it with sudo"
-    return "no lab is up, but an incomplete lab, or one from before a reboot, has left remains", _DOWN_HINT
+    return "no lab is up, but parts of an incomplete lab, or of a lab from before a reboot, remain", _DOWN_HINT
 
 
 def describe_lab(lab: Lab | None) -> LabStatus:
@@ -443,7 +443,7 @@ def _check_nothing_stands(spec: LabSpec) -> None:
         raise UsageError(f"a lab of {len(lab.nodes)} nodes is already up", hint=_DOWN_HINT)
     remains = find_remains()
     if remains:
-        raise UsageError(f"there are remains of an earlier lab: {remains.describe()}", hint=_DOWN_HINT)
+        raise UsageError(f"parts of an earlier lab remain: {remains.describe()}", hint=_DOWN_HINT)
     check_free_network(spec)
 
 

@@ -34,19 +34,19 @@ class ExecuteOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to execute a plan.
 
     Attributes:
-        lease_s: how long a node keeps running the job without contact with the controller. None means without limit
+        lease_s: how long a node keeps running the job without contact with the controller. If None, there is no limit
             (detached).
         grace_s: time between SIGTERM and SIGKILL when the run is stopped.
         silence_s: time without a message from a node after which its connection counts as lost. Nodes send one every
             second.
-        verify_s: time after a stop and its grace period in which to verify that no process is left.
+        verify_s: time limit for verifying that no process is left, after a stop and its grace period.
         kind: kind of the run: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep` or `tune`.
         attach: whether to follow an active run instead of starting one.
         leave_when_running: whether to stop following the run as soon as the job is running on every node.
-        leave_on_stop: whether the first request to stop leaves the run running. If one node would be faster, the run is
-            stopped anyway.
-        stall_s: time without progress on any node after which the run counts as hung. If None, it never does.
-        on_stall: whether to only report a hung run, or to also stop it.
+        leave_on_stop: whether the run continues on the nodes after a request to stop. If the request was made because
+            one node is faster, the run is stopped anyway.
+        stall_s: time without progress on any node after which the run counts as hung. If None, hangs are not detected.
+        on_stall: what to do with a hung run: only report it, or also stop it.
         log_limit_bytes: maximum size of the job's log on a node. If None, there is no limit.
     """
 
@@ -161,7 +161,7 @@ class RunContext:
 
     Args:
         observe: called with the progress, a few times per second.
-        say: called at each stage with a short text that describes it.
+        say: called at each stage with a short description of the stage.
 
     Attributes:
         observe_log: called with a node and the new part of its log, as the job wrote it.
@@ -226,12 +226,12 @@ def connect(
     observe: Callable[[RunProgress], None] = lambda _: None,
     local: bool = False,
 ) -> Iterator[RunContext]:
-    """Connect to the nodes: through steps of their Slurm job if they belong to one, otherwise over SSH.
+    """Connect to the nodes. Use Slurm steps if the nodes belong to a Slurm job, and SSH otherwise.
 
     Args:
         cluster: the nodes.
         runs: the directory of all runs. Default: $MULTINODE_RUNS, or `runs` in the working directory.
-        say: called at each stage with a short text that describes it.
+        say: called at each stage with a short description of the stage.
         observe: called with the progress of a run, a few times per second.
         local: whether to use this machine as the only node, without SSH.
 
@@ -321,13 +321,14 @@ class Nodes(NamedTuple):
 def load_nodes(
     hosts: str | None = None, count: int | None = None, note: Callable[[str], None] = lambda _: None
 ) -> Nodes:
-    """Load the nodes that `hosts` names, like `--hosts`: a file, `a:2,b:2`, `FILE:GROUP`, `@NAME`, `lab` or `auto`.
+    """Load nodes from a hostfile or another source.
 
     Args:
-        hosts: the nodes. Default: $MULTINODE_HOSTS, multinode.toml, or the lab that was started in this directory.
+        hosts: same as for `--hosts`: a file, `a:2,b:2`, `FILE:GROUP`, `@NAME`, `lab` or `auto`. Default:
+            $MULTINODE_HOSTS, multinode.toml, or the lab that was started in this directory.
         count: use only the first `count` nodes. Default: all nodes.
-        note: called with each message for the user: which hostfile is used if `hosts` is None, which parts of an
-            inventory are ignored, and which hostfile was written for a scheduler's nodes.
+        note: called with each message for the user. For example, messages name the hostfile that is used if `hosts` is
+            None, and the parts of an inventory that are ignored.
 
     Raises:
         UsageError: there is no hostfile, it is invalid, or it has fewer nodes than `count`.

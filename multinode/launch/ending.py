@@ -126,13 +126,13 @@ def _clip(text: str, most: int) -> str:
 
 
 def hang_words(run: Run, hang: Stall) -> str:
-    """`stopped by you; it had hung for 16.0 s: rank 3 on node1 at train.py:24`."""
+    """`stopped by you; the run had hung for 16.0 s: rank 3 on node1 at train.py:24`."""
     ended_s = run.ended_s if run.ended_s is not None else hang.time_s
     for_s = max(hang.silent_s, ended_s - (hang.time_s - hang.silent_s))
     place = stands_at(hang.stack)
     at = f" at {place.words}" if place is not None else ""
     who = f"rank {hang.rank} on {hang.node}{at}" if hang.rank is not None else hang.message
-    return f"{run.outcome}; it had hung for {format_duration(for_s)}: {who}"
+    return f"{run.outcome}; the run had hung for {format_duration(for_s)}: {who}"
 
 
 def run_labels(run: Run) -> Labels:

@@ -78,7 +78,7 @@ def _keep_secrets(cluster: Cluster, plan: LaunchPlan, agent: AgentTransport) -> 
     for node, planned in zip(cluster.nodes, plan.nodes, strict=True):
         if has_secret(planned) and not agent.verifies(node):
             raise UsageError(
-                "its host key is not verified (StrictHostKeyChecking no), and the job has a secret",
+                "its host key is not verified (StrictHostKeyChecking no), so multinode does not send the job's secret",
                 node=node.name,
                 hint=(
                     "remove that setting for this node from the SSH configuration and accept its key once, or remove "
@@ -150,7 +150,7 @@ def same_threads(launch: Launch, workers: Sequence[int], context: RunContext, wh
     environment = with_same_threads(launch.environment, launch.cluster, workers)
     if environment == launch.environment:
         return launch
-    context.say(f"setting OMP_NUM_THREADS=1 {where}, because torchrun gives a single worker on a node more threads")
+    context.say(f"setting OMP_NUM_THREADS=1 {where}, because torchrun sets it only for several workers on a node")
     return msgspec.structs.replace(launch, environment=environment)
 
 

@@ -263,7 +263,7 @@ def check_url(url: str) -> str:
     if not host or not url.isascii() or not url.isprintable() or " " in url:
         raise UsageError("--notify needs a URL", hint=hint)
     if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
-        raise UsageError("--notify needs an https URL; http is allowed only to this machine", hint=hint)
+        raise UsageError("--notify needs an https URL; http is allowed only for this machine", hint=hint)
     if parts.username is not None or parts.password is not None:
         raise UsageError("--notify accepts no user or password in the URL", hint=hint)
     return url

@@ -209,7 +209,7 @@ def _limit(summary: Summary) -> str:
         "straggler": f"{share} is waiting for {worst.node if worst else 'slower workers'}",
         "data": f"input-bound: {share} is waiting for data",
         "host": f"host-bound: {share} is neither compute nor communication nor data",
-        "launch": f"launch-bound: for {share}, the GPU waits for the host, which launches kernels or does other work",
+        "launch": f"launch-bound: for {share}, the GPU waits while the host launches kernels or does other work",
         "compute": f"compute-bound: {share} is compute" if bottleneck.share is not None else "no bottleneck found",
         "no_communication": "no gradient synchronization detected: each worker trains its own model",
     }.get(bottleneck.kind, "")

@@ -41,8 +41,9 @@ class RestartOptions(msgspec.Struct, frozen=True, kw_only=True):
         node_wait_s: how long to wait for a node that cannot be reached.
         after_oom: whether to also restart a job that ran out of memory.
         min_nodes: minimum number of nodes to continue with. Default: all nodes.
-        scale_batch: whether to continue with a smaller global batch if no number of accumulation steps can keep it.
-        shard_copies: number of other nodes that receive a copy of the shards of a node after a save.
+        scale_batch: whether to continue with a smaller global batch if no number of accumulation steps can keep the
+            original size.
+        shard_copies: number of other nodes to which each node copies its shards after every save.
     """
 
     restarts: int
@@ -98,11 +99,11 @@ def why_no_fewer_nodes(job: Job, launch: LaunchOptions, workers: Sequence[int], 
     keeps = any(kept_accumulation(job, sum(workers), fewer) is not None for fewer in _on_fewer_nodes(workers, least))
     reasons = (
         (least > nodes, f"there are only {format_count(nodes, 'node')}"),
-        (sharded and not reshards, f"a {sharded} checkpoint fits only one number of workers"),
+        (sharded and not reshards, f"a {sharded} checkpoint can only be loaded by the same number of workers"),
         *((True, lever.why_no_fewer_nodes) for lever in launch.levers if lever.why_no_fewer_nodes is not None),
         (
             least < nodes and not keeps and not options.scale_batch,
-            f"no accumulation keeps the global batch of {nodes} nodes on fewer nodes (--scale-batch lets it shrink)",
+            f"fewer nodes cannot keep the global batch of {nodes} nodes (--scale-batch allows a smaller batch)",
         ),
     )
     return next((reason for applies, reason in reasons if applies), None)
@@ -141,7 +142,7 @@ def why_not_restarted(attempts: Sequence[Attempt], options: RestartOptions) -> s
         (oom, "it ran out of memory and would do so again (--restart-after-oom restarts it anyway)"),
         (stepless, "it failed before its first step"),
         (same, f"it failed twice at step {last.last_step} with the same cause"),
-        (len(attempts) > options.restarts, f"all {format_count(options.restarts, 'restart')} are used"),
+        (len(attempts) > options.restarts, f"the limit of {format_count(options.restarts, 'restart')} is reached"),
     )
     return next((reason for applies, reason in reasons if applies), None)
 
@@ -253,7 +254,7 @@ def batch_words(before: Job, after: Job, start: Start) -> str | None:
         before_steps = before.accumulation(start.first_workers)
         return f"global batch {first} as before: gradient_accumulation_steps {kept} instead of {before_steps}"
     steps = start.choice.max_steps if start.choice.name is not None else None
-    schedule = f"the schedule at {steps} steps" if steps is not None else "the schedule stays as in the YAML"
+    schedule = f"the schedule keeps {steps} steps" if steps is not None else "the schedule stays as in the YAML"
     batch = f"global batch {global_batch(after, start.workers)} instead of {first}"
     share = f"a step has {part} of the samples"
-    return f"{batch}: learning_rate stays at {rate}, {schedule}; {share}"
+    return f"{batch}: learning_rate stays at {rate} and {schedule}; {share}"

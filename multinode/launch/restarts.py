@@ -177,8 +177,8 @@ class _Attempts:
         first, job = start.is_first, self._job
         if start.accumulation(job) is None and not self._options.scale_batch:
             raise UsageError(
-                f"no accumulation keeps the global batch of {self._first_nodes} nodes on {nodes}",
-                hint="--scale-batch lets it shrink",
+                f"no number of accumulation steps keeps the global batch of {self._first_nodes} nodes on {nodes}",
+                hint="--scale-batch allows a smaller batch",
             )
         output, layout = output_dir_of(job), layout_of(job, self._launch.engine)
         # A script with other checkpoints sees to them itself.

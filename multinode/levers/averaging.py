@@ -29,7 +29,7 @@ _FORM = re.compile(
 ROUNDS = 3
 """Rounds that a run needs: one is warm-up, and two are measured."""
 _EXPECTED = "expected local:H[:DTYPE] or diloco:H[:LR[:MOMENTUM]][:DTYPE]"
-_EXAMPLES = "such as local:16:fp16 or diloco:64:0.7:0.9; DTYPE is fp16 or bf16"
+_EXAMPLES = "for example local:16:fp16 or diloco:64:0.7:0.9; DTYPE is fp16 or bf16"
 
 
 class Averaging(Lever, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from multinode.levers.levers import Levers
 
 
 class LeverAxes(msgspec.Struct, frozen=True, kw_only=True):
-    """Values of levers to combine. None stands for no lever, and an empty tuple for the measured value."""
+    """Values of `Levers` to combine. None stands for an unused change, an empty tuple for the measured value."""
 
     compression: tuple[Compression | None, ...] = ()
     averaging: tuple[Averaging | None, ...] = ()

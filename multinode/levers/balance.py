@@ -13,13 +13,13 @@ from typing import ClassVar
 from multinode.errors import UsageError
 from multinode.levers.lever import Exclusion, Lever, Need, Workers
 
-_FORM = "the id of a run, or NODE=SPEED,... such as node0=1.6,node1=1"
+_FORM = "use the id of a run, or NODE=SPEED,... such as node0=1.6,node1=1"
 
 
 class Balance(Lever, frozen=True, kw_only=True):
     """The speeds of nodes."""
 
-    title: ClassVar[str] = "samples by speed"
+    title: ClassVar[str] = "distribution of samples by node speed"
     heading: ClassVar[str] = "samples by speed"
     phrase: ClassVar[str] = "speeds according to which samples are distributed"
     column: ClassVar[str] = "balance"

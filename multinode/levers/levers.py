@@ -15,7 +15,7 @@ from multinode.levers.lever import Lever, Workers
 
 
 class Levers(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The levers of a training job. None means that a lever is not used."""
+    """Optional changes to the training itself, such as gradient compression. None means that a change is not used."""
 
     compression: Compression | None = None
     averaging: Averaging | None = None

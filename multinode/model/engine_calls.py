@@ -39,25 +39,25 @@ _ALIKE = 0.05
 # Above this the bandwidth no longer changes, and the buffers of a test take too much memory.
 _LARGEST_BYTES = 1 << 30
 
-DIFFERENCES = RuleGroup("Differences between the messages of a step and the real training")
+DIFFERENCES = RuleGroup("Differences between the measured messages and the real training")
 _REDUCED_TO_OWNERS = DIFFERENCES.rule(
     "broadcast-for-reduce",
-    about="DeepSpeed reduces each bucket only to the worker that owns it",
-    message="DeepSpeed reduces each bucket to the workers that own it (use_multi_rank_bucket_allreduce: false); "
+    about="DeepSpeed reduces each bucket only to the workers that own it",
+    message="DeepSpeed reduces each bucket to the workers that own it (use_multi_rank_bucket_allreduce: false). "
     "nccl-test has no reduce, so it measures a broadcast of the bucket, which is the reverse of a reduce",
 )
 _SENT_ALONE = DIFFERENCES.rule(
     "large-gradient",
     about="a gradient that is larger than DeepSpeed's buckets",
-    message="a gradient of more than reduce_bucket_size ({elements} elements) is sent alone; if two workers own it, "
-    "DeepSpeed splits it, which is not counted",
+    message="a gradient that is larger than reduce_bucket_size ({elements} elements) is sent alone. If two workers own "
+    "it, DeepSpeed splits it; multinode ignores this split",
     figures=("elements",),
 )
 _FILLED = DIFFERENCES.rule(
     "gathered-together",
     about="the parameters that ZeRO-3 gathers together",
-    message="the parameters that ZeRO-3 gathers together depend on its trace of the model; they are approximated by "
-    "filling stage3_prefetch_bucket_size in module order",
+    message="DeepSpeed uses its trace of the model to decide which parameters ZeRO-3 gathers together. multinode "
+    "approximates this by filling stage3_prefetch_bucket_size in module order",
 )
 _STAY_WHOLE = DIFFERENCES.rule(
     "reused-soon",
@@ -67,19 +67,19 @@ _STAY_WHOLE = DIFFERENCES.rule(
 _SCALES = DIFFERENCES.rule(
     "scales",
     about="quantized weights or gradients",
-    message="the scales of quantized values are excluded: one number per several thousand values",
+    message="the scales of quantized values are excluded (one number for several thousand values)",
 )
 _WRAPS_LAYERS = DIFFERENCES.rule(
     "wrapped-layers",
     about="the units of FSDP",
-    message="FSDP is assumed to wrap each decoder layer and to reduce gradients in the last micro-batch only, as with "
-    "the Trainer",
+    message="multinode assumes that FSDP wraps each decoder layer and reduces gradients only in the last micro-batch, "
+    "as with the Trainer",
 )
 _INSIDE_LEFT_OUT = DIFFERENCES.rule(
     "traffic-inside-nodes",
     about="a strategy that also communicates inside nodes",
-    message="traffic inside a node is excluded; the all-reduce between nodes has one worker per node, but is measured "
-    "with all workers",
+    message="traffic inside a node is excluded. In training, one worker per node takes part in an all-reduce between "
+    "nodes; nccl-test measures it with all workers",
 )
 _SMALL_LEFT_OUT = DIFFERENCES.rule(
     "small-calls",

@@ -63,7 +63,7 @@ def flops_per_token(
     model = base * matrices + _TRAINED * adapter + _ATTENTION_PASSES * attention
     words = [f"{base} x {matrices:,} matrix parameters (with the output layer, without the embedding)"]
     if adapter_parameters is not None:
-        words.append(f"{_TRAINED} x {adapter:,} of the adapter")
+        words.append(f"{_TRAINED} x {adapter:,} adapter parameters")
     half = "half (causal)" if causal else _WHOLE
     words.append(f"{_ATTENTION_PASSES} x attention over {sequence_tokens:,.0f} tokens, counted {half}")
     rule = " + ".join(words)

@@ -253,11 +253,11 @@ class PeakMemory(msgspec.Struct, frozen=True, kw_only=True):
         """Of what suffices, in GiB, by name."""
         parts = {"states": self.states.total_gib}
         if self.gathered_gib + (1 + _WASTE) * self.passing_gib < self.step_gib:
-            parts["the optimizer's step"] = self.step_gib
+            parts["optimizer step"] = self.step_gib
         else:
-            parts |= {"gathered and buckets": self.gathered_gib, "activations": self.activations_gib}
-            parts["loss or layer"] = self.working_gib
-        parts["the allocator's waste"] = self._with_waste(_WASTE) - math.fsum(parts.values())
+            parts |= {"gathered parameters and buckets": self.gathered_gib, "activations": self.activations_gib}
+            parts["workspace"] = self.working_gib
+        parts["reserved but unallocated"] = self._with_waste(_WASTE) - math.fsum(parts.values())
         return parts | {"CUDA": self.context_gib}
 
     def _with_waste(self, waste: float) -> float:

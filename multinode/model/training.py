@@ -52,7 +52,7 @@ _FSDP = {
 _FP32_BYTES, _HALF_BYTES = 4, 2
 _HALF_TYPES = frozenset({"bfloat16", "float16"})
 _LAYERS_CHECKPOINT_THEMSELVES = (4, 52)
-_MEASURE_SIZES = "you can also measure your own sizes: multinode nccl-test -b 1M -e 64M"
+_MEASURE_SIZES = "to measure sizes of your choice: multinode nccl-test -b 1M -e 64M"
 
 
 class ShardedTraining(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +145,7 @@ def _read_shape(job: TrainingJob, model: Mapping[str, Any] | None) -> ModelShape
     shape = parse_model(model)
     if shape is None:
         kind, reason = model.get("model_type"), model.get(UNCOUNTED)
-        why = f"no node could build it: {reason}" if reason else "no node was asked to build it"
+        why = f"no node could build the model: {reason}" if reason else "the model was not built on a node"
         raise JobError(
             f"{job.config_path}: the number of parameters of {name} is unknown: its model_type is {kind!r}, and {why}",
             hint=_MEASURE_SIZES,

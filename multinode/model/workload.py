@@ -120,7 +120,7 @@ LORA_RANK = Setting[int](
     "lora_rank",
     "LoRA rank",
     form="number",
-    about="rank of the adapters",
+    about="rank of the LoRA adapters",
     aliases=("lora_r",),
     key="lora_rank",
     decided_by=("finetuning_type", "quantization_bit"),
@@ -145,7 +145,7 @@ SEQUENCE_LENGTH = Setting[int](
     "sequence",
     "tokens",
     form="number",
-    about="tokens of the longest sample (`cutoff_len`)",
+    about="maximum number of tokens per sample (`cutoff_len`)",
     phrase="sequence length",
     csv="sequence_length_tokens",
     aliases=(

@@ -40,11 +40,13 @@ _TURNS = 5
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure in addition to the collectives."""
 
-    tcp: bool = True  # whether to measure raw TCP around the ring of nodes, interleaved with the largest messages
+    # whether to measure raw TCP from each node to the next, interleaved with the largest messages
+    tcp: bool = True
     pairs: bool = False  # whether to measure raw TCP between every pair of nodes
-    compare: str | None = None  # an earlier nccl-test to compare with: a run id, the beginning of one, or `last`
+    # an earlier nccl-test to compare with: a run id, the beginning of a run id, or `last`
+    compare: str | None = None
     like: TrainingJob | None = None  # a training job whose messages are measured instead of those of the test
-    fresh: bool = False  # whether to start again if a tuning run of the same command was interrupted
+    fresh: bool = False  # whether to start over if a tuning run of the same command was interrupted
 
 
 def nccl_test(launch: Launch, extent: Extent, context: RunContext) -> ScanReport:

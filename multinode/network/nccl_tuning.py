@@ -65,16 +65,16 @@ def _gain(row: Row) -> str:
     return "1" if row.item is None else GAIN.text(row[GAIN])
 
 
-SETTING = Figure[str]("setting", "setting", about="NCCL variables that were set")
+SETTING = Figure[str]("setting", "setting", about="NCCL environment variables that were set")
 ALL_MESSAGES = Figure[Estimate](
-    "all_messages_ms", "all messages", "ms", form="interval", about="time of all messages in sequence"
+    "all_messages_ms", "all messages", "ms", form="interval", about="total time of all messages, one after another"
 )
 GAIN = Figure[Estimate](
     "nccl_gain",
     "speed-up",
     "95%",
     form="times_interval",
-    about="speed relative to NCCL's defaults, measured in the same rounds",
+    about="speed relative to NCCL's defaults, from interleaved measurements",
     cell=_gain,
 )
 NOT_MEASURED = Figure[str]("reason", "not measured", about="why a setting could not be measured")
@@ -99,7 +99,7 @@ def _row(
 
 
 class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The document that `nccl-test --tune --json` prints. The run stores it as `tune.json`."""
+    """The document that `nccl-test --tune --json` prints. It is stored as `tune.json` in the directory of the run."""
 
     schema: str = "multinode.tune/3"
     run_id: str

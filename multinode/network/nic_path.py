@@ -119,19 +119,19 @@ _RULES: Mapping[Way, Rule] = {
     ),
     Way.NIC: NIC_PATHS.rule(
         "expected-nics",
-        about="the NICs of the data plane carried all judged messages",
+        about="the NICs of the data plane carried all messages that could be checked",
         message="The NIC counters match the expected traffic ({ifname}, within {within}%).",
         figures=("ifname", "within_percent"),
     ),
 }
 _NOT_CHECKED = NIC_PATHS.rule(
     "not-checked",
-    about="no message could be judged",
+    about="no message could be checked",
     message="Path not checked: no message was large enough for NIC counters, or data is missing.",
 )
 _ALGORITHM = NIC_PATHS.rule(
     "algorithm",
-    about="the algorithm of NCCL that matches the counters",
+    about="the NCCL algorithm that matches the counters",
     message="According to the NIC counters, NCCL ran the {collective} of {size} with its {algorithm} algorithm.",
     figures=("collective", "size_bytes", "algorithm"),
 )

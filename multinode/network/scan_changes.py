@@ -19,24 +19,24 @@ _KIB = 1024
 CHANGES = RuleGroup("Changes from one nccl-test to the next")
 _COUNTS = ("compared", "slower", "faster", "unjudged", "became_wrong_or_right")
 _NOTHING_COMMON = CHANGES.rule(
-    "nothing-common", about="tests that have no message in common", message="The two scans have no message in common."
+    "nothing-common", about="tests that have no message in common", message="The two tests have no message in common."
 )
 _CHANGED = CHANGES.rule(
     "changed",
-    about="messages whose speed changed by more than its interval",
-    message="{changed} of {compared_words} changed{most}{notes}.",
+    about="messages whose speed changed by more than its confidence interval",
+    message="The speed of {changed} of {compared_words} changed{most}{notes}.",
     figures=_COUNTS,
 )
 _UNCHANGED = CHANGES.rule(
     "unchanged",
-    about="no speed changed by more than its interval",
-    message="No speed changed by more than its interval ({judged} compared){notes}.",
+    about="no speed changed by more than its confidence interval",
+    message="No speed changed by more than its confidence interval ({judged} compared){notes}.",
     figures=_COUNTS,
 )
 _UNJUDGED = CHANGES.rule(
     "unjudged",
-    about="no speed can be judged, because intervals are missing",
-    message="{unjudged_words} not judged, because intervals are missing{notes}.",
+    about="no speed can be compared, because confidence intervals are missing",
+    message="{unjudged_words} could not be compared, because confidence intervals are missing{notes}.",
     figures=_COUNTS,
 )
 _WRONG = CHANGES.rule(
@@ -66,7 +66,7 @@ _OF_NODE = (
     _change("torch", "a different torch version", "{where} now has torch {value}"),
     _change("nccl", "a different NCCL version", "{where} now has NCCL {value}"),
     _change("cuda", "a different CUDA version", "{where} now has CUDA {value}"),
-    _change("gpu", "other GPUs", "{where} now has {value}"),
+    _change("gpu", "different GPUs", "{where} now has {value}"),
     _change("gpu_driver", "a different GPU driver", "{where} now has GPU driver {value}"),
     _change("cores", "a different number of cores", "{where} now has {value} cores"),
 )
@@ -135,10 +135,10 @@ def _verdict(rows: Sequence[ComparedFigure], wrong: Sequence[Finding]) -> Findin
     slower = {name: change for name, change in changes.items() if change < 0}
     faster = {name: change for name, change in changes.items() if change > 0}
     without = format_count(unjudged, "message")
-    notes = [f"values of {format_count(len(wrong), 'message')} became wrong or right"] if wrong else []
+    notes = [f"{format_count(len(wrong), 'message')} changed between correct and wrong values"] if wrong else []
     rule = _CHANGED if changes else _UNCHANGED if len(rows) > unjudged else _UNJUDGED
     if unjudged and rule is not _UNJUDGED:
-        notes = [f"{without} not judged, because intervals are missing", *notes]
+        notes = [f"{without} could not be compared, because confidence intervals are missing", *notes]
     return rule.found(
         None,
         changed=len(changes),

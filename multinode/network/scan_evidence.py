@@ -291,10 +291,10 @@ DTYPE = Figure[str]("dtype", "type", about="element type of a message, as nccl-t
 REDOP = Figure[str]("redop", "redop", about="reduction of a message, as nccl-tests names it")
 SIZE = Figure[int]("size_bytes", "size", "B", form="digits", about="size of a message, as nccl-tests counts it")
 TIME = Figure[Estimate](
-    "time_us", "time", "us", form="interval", about="time of the operation, median of the slowest worker"
+    "time_us", "time", "us", form="interval", about="median time of the operation on the slowest worker"
 )
 TIME_MS = Figure[Estimate](
-    "time_ms", "time", "ms", form="interval", about="time of a long operation, median of the slowest worker"
+    "time_ms", "time", "ms", form="interval", about="median time of a long operation on the slowest worker"
 )
 ALGBW = Figure[Estimate]("algbw_gb_per_s", "algbw", "GB/s", form="figure", about="message size divided by time")
 BUSBW = Figure[Estimate](
@@ -302,7 +302,7 @@ BUSBW = Figure[Estimate](
 )
 WRONG = Figure[int]("num_wrong", "#wrong", form="digits", about="elements with wrong values, on all workers together")
 P95 = Figure[float](
-    "p95_us", "p95", "us", form="hundredths", about=("95th percentile of the times of the slowest worker")
+    "p95_us", "p95", "us", form="hundredths", about=("95th percentile of the time on the slowest worker")
 )
 OF_LINE = Figure[float](
     "share_of_ceiling",

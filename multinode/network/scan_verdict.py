@@ -93,7 +93,7 @@ _OK = VERDICTS.rule("ok", about="the network is as fast as its links", message="
 _SLOW = VERDICTS.rule("slow", about="the network is slower than its links", message="slow: {reached}")
 _INCONCLUSIVE = VERDICTS.rule(
     "inconclusive",
-    about="a speed that cannot be judged, or that exceeds the link rate",
+    about="it is unknown whether the network is slow, or the speed exceeds the link rate",
     message="inconclusive: {reached}",
 )
 _ONE_NODE = VERDICTS.rule("one_node", about="all workers on one node", message="no network used: {reached}")
@@ -108,7 +108,9 @@ _OTHER_NICS = VERDICTS.rule(
     message="wrong network: the traffic did not use the data plane's NICs",
 )
 _RAN_ALONE = VERDICTS.rule(
-    "alone", about="processes that were each the only worker of their test", message="no result: {why}"
+    "alone",
+    about="a test with only one worker, or processes that did not run a common test",
+    message="no result: {why}",
 )
 _EMPTY = VERDICTS.rule("empty", about="nothing was measured", message="no result: no size was measured by all workers")
 
@@ -235,9 +237,9 @@ def _find_causes(seen: ScanEvidence) -> list[NetworkFinding]:
 
 _BOND = CAUSES.cause(
     "bond",
-    about="a bond, where a few connections may use only one NIC",
+    about="a bond, where a few connections may all use the same NIC",
     message="the traffic uses the bond {names}: a bond sends each connection over one of its NICs, so a few "
-    "connections may use only one NIC",
+    "connections may all use the same NIC",
     hint="remove the bond and name its NICs for NCCL (hca= in the hostfile, or NCCL_IB_HCA); or keep the bond and use "
     "more queue pairs: NCCL_IB_QPS_PER_CONNECTION=4",
     figures=("names",),
@@ -253,18 +255,19 @@ _SLOW_OVER_RDMA = CAUSES.cause(
     "slow_over_rdma",
     about="a collective that is slower than raw RDMA",
     message="{program} reaches {raw} GB/s between the same ports, {so}",
-    hint="run multinode check as root: it checks PCIe access control (ACS) and the IOMMU; set NCCL_DEBUG=INFO and "
-    "look for GDRDMA in the log; name the NICs for NCCL (hca= in the hostfile); try another version of NCCL",
+    hint="as root, run multinode check, which checks PCIe access control (ACS) and the IOMMU. Set NCCL_DEBUG=INFO and "
+    "look for GDRDMA in the log. Name the NICs for NCCL (hca= in the hostfile), or try another version of NCCL",
     figures=("rdma_gb_per_s", "ceiling_gb_per_s"),
 )
 _SLOW_RAW_RDMA = CAUSES.cause(
     "slow_raw_rdma",
-    about="raw RDMA that is slower than its link",
+    about="raw RDMA that is slower than the link",
     message=(
         "{program}{also} reaches only {raw} of {ceiling} GB/s: the network or the NIC's PCIe slot is the cause{rest}"
     ),
-    hint="run multinode check, which checks the NIC's slot, its network and the second half of a two-part NIC; check "
-    "cable and switch port with ibstat; if a NIC came up with a reduced rate, power-cycle both nodes",
+    hint="run multinode check, which checks the NIC's PCIe slot, the networks of the ports, and whether hca= names all "
+    "PCIe connections of a port. Check cable and switch port with ibstat. If a NIC came up with a reduced rate, "
+    "power-cycle both nodes",
     figures=("rdma_gb_per_s", "ceiling_gb_per_s"),
 )
 
@@ -298,35 +301,35 @@ def _slow_raw_rdma(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 _SLOW_RAW_TCP = CAUSES.cause(
     "slow_raw_tcp",
-    about="raw TCP that is slower than its link, if no collective was measured",
+    about="raw TCP that is slower than the link, if no collective was measured",
     message="raw TCP is slow: the cause is the network, or a CPU that is too slow for this link",
-    hint="check cables, the switch, other traffic and busy CPUs: run multinode check --bandwidth, and ip -s link and "
-    "top on every node",
+    hint="check cables, the switch, other traffic and busy CPUs: run multinode check --bandwidth; on every node, run "
+    "ip -s link and top",
     figures=("tcp_gb_per_s",),
 )
 _SLOW_TCP = CAUSES.cause(
     "slow_tcp",
-    about="raw TCP that is also slower than its link",
+    about="a slow collective, if raw TCP is also slower than the link",
     message="raw TCP is slow too ({tcp} GB/s on the slowest link of the ring), so the cause is the network and not "
     "the collective",
-    hint="check cables, the switch and other traffic: run multinode check --bandwidth, and ip -s link on every node",
+    hint="check cables, the switch and other traffic: run multinode check --bandwidth; on every node, run ip -s link",
     figures=("tcp_gb_per_s",),
 )
 _SLOW_RDMA = CAUSES.cause(
     "slow_rdma",
-    about="a collective over RDMA that is slower than its link, if raw RDMA was not measured",
+    about="a collective over RDMA that is slower than the link, if raw RDMA was not measured",
     message="the traffic uses RDMA but is slower than the link: the cause is the port, its switch, or the path from "
     "GPU to NIC",
-    hint="run ibstat on each node and ib_write_bw between the nodes; with NCCL_DEBUG=INFO, NCCL's log has GDRDMA if "
-    "it uses GPUDirect; PCIe access control (ACS) or an IOMMU sends such traffic through the CPU: sudo lspci -vvv | "
-    "grep ACSCtl; nvidia-smi topo -m",
+    hint="run ibstat on each node and ib_write_bw between the nodes. Set NCCL_DEBUG=INFO: NCCL's log contains GDRDMA "
+    "if NCCL uses GPUDirect RDMA. PCIe access control (ACS) or an IOMMU sends GPUDirect traffic through the CPU; to "
+    "check this: sudo lspci -vvv | grep ACSCtl; nvidia-smi topo -m",
 )
 _UNKNOWN_NETWORK = CAUSES.cause(
     "unknown_network",
-    about="a fast link, if it is unknown whether NCCL used RDMA",
-    message="it is unknown whether NCCL used RDMA or sockets; sockets are far slower on such a link",
-    hint="measure again with NCCL_DEBUG=INFO: NCCL's log has NET/IB for RDMA and NET/Socket for TCP; if NCCL should "
-    "use RDMA, unset NCCL_IB_DISABLE and check with ibstat that the ports are active",
+    about="a slow collective on a fast link, if it is unknown whether NCCL used RDMA",
+    message="it is unknown whether NCCL used RDMA or sockets; on such a fast link, sockets are far slower",
+    hint="measure again with NCCL_DEBUG=INFO: NCCL's log contains NET/IB for RDMA and NET/Socket for TCP. If NCCL "
+    "should use RDMA, unset NCCL_IB_DISABLE and check with ibstat that the ports are active",
 )
 _NO_TCP = CAUSES.cause(
     "no_tcp",
@@ -388,21 +391,21 @@ def _wrong(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         yield _WRONG_PATH.found(None, carried=carried or "the traffic did not use the expected NICs")
 
 
-_WITH_MPI = "make MPI=1 MPI_HOME=DIR, where DIR contains the mpirun that starts it"
+_WITH_MPI = "make MPI=1 MPI_HOME=DIR, where DIR is the MPI installation whose mpirun starts the test"
 _ALONE = CAUSES.cause(
     "alone",
     about="processes of nccl-tests that each ran their own test",
     message="each of the {processes} processes ran its own test with only its own GPUs (with one GPU, busbw is 0): "
     "the program was built without MPI, or with a different MPI than the launcher's",
-    hint=f"build nccl-tests with MPI: {_WITH_MPI}; or measure without MPI: multinode nccl-test --hosts HOSTFILE",
+    hint=f"build nccl-tests with MPI: {_WITH_MPI}. Or measure without MPI: multinode nccl-test --hosts HOSTFILE",
     figures=("processes",),
 )
 _ONE_RANK = CAUSES.cause(
     "one_rank",
     about="a test of one rank",
     message="busbw is 0 because the test had only one rank",
-    hint="start at least two ranks (mpirun -np 2, or -g 2 on one node); if you did, nccl-tests was built without MPI, "
-    f"so rebuild it: {_WITH_MPI}",
+    hint="start at least two ranks (mpirun -np 2, or -g 2 on one node). If you did, nccl-tests was built without MPI; "
+    f"rebuild it: {_WITH_MPI}",
 )
 
 
@@ -450,19 +453,18 @@ _BEYOND_FIGURES = ("nic_gb_per_s", "share", "link_gbit_per_s", "collective")
 _ANOTHER_ALGORITHM = CAUSES.cause(
     "another_algorithm",
     about="a speed that a ring cannot reach on this link, but another algorithm can",
-    message="a ring would need {share:.0%} of the line rate ({link}), so the backend used something else: its "
-    "{algorithm} algorithm, which sends less through a NIC ({other:.0%} of the rate), or more NICs than multinode "
-    "knows of",
-    hint="to find out, allow only rings: multinode nccl-test with --env NCCL_ALGO=Ring",
+    message="a ring would need {share:.0%} of the line rate ({link}), so the backend used either its {algorithm} "
+    "algorithm, which needs only {other:.0%} of the line rate, or more NICs than multinode knows of",
+    hint="to find out which, allow only rings: run multinode nccl-test with --env NCCL_ALGO=Ring",
     figures=(*_BEYOND_FIGURES, "algorithm", "other"),
 )
 _MORE_NICS = CAUSES.cause(
     "more_nics",
     about="a speed that no algorithm can reach on this link",
-    message="{speed} GB/s per node is {share:.0%} of the line rate of its known NICs ({link}): the data used more "
-    "NICs, or a NIC reports a rate that is too low",
-    hint="add --env NCCL_DEBUG=INFO and look for `NET/IB : Using` and `via NET/` in NCCL's log to see which NICs it "
-    "uses; list the NICs and their rates: multinode check",
+    message="{speed} GB/s per node is {share:.0%} of the line rate of the node's known NICs ({link}): the traffic used "
+    "more NICs, or a NIC reports a rate that is too low",
+    hint="to see which NICs NCCL uses, add --env NCCL_DEBUG=INFO and look for `NET/IB : Using` and `via NET/` in its "
+    "log; to list the NICs and their rates: multinode check",
     figures=_BEYOND_FIGURES,
 )
 
@@ -516,7 +518,7 @@ def _odd_pairs(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 _SLOWER_LINK = CAUSES.cause(
     "slower_link",
     about="a link that negotiated a lower rate than the others",
-    message="{each}, but other nodes have {most}: every collective runs at the speed of the slowest link",
+    message="{each}, but other nodes negotiated {most}: every collective runs at the speed of the slowest link",
     hint=(
         "check the cable and switch port; to see which rates the NIC and its link partner advertise: sudo ethtool "
         "INTERFACE"
@@ -554,7 +556,7 @@ def _mixed_mtu(seen: ScanEvidence) -> Iterator[NetworkFinding]:
         yield _MIXED_MTU.found(None, at=tuple(small), each=each, mtu_bytes=most, by_node=small)
 
 
-_FLOW_CAP = "to {cap}, the rate at which AWS caps each flow, or the rate of one NIC in a bond"
+_FLOW_CAP = "to {cap}, which is either the rate at which AWS caps each flow, or the rate of one NIC in a bond"
 _LIMITED = {
     code: CAUSES.cause(
         code,
@@ -590,7 +592,7 @@ _LIMITED = {
             "flow_cap_nccl",
             "a cloud's cap on each connection, with NCCL",
             _FLOW_CAP,
-            f"{_SOCKETS}; or {_PLACEMENT}",
+            f"{_SOCKETS}. Or {_PLACEMENT}",
             "cap_gbit_per_s",
         ),
     )
@@ -619,7 +621,8 @@ def _one_connection(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 _STRAGGLER = CAUSES.cause(
     "straggler",
     about="a node that the others wait for",
-    message="{node} is the straggler: it waits {share:.0%} of the time, the other nodes {others:.0%}",
+    message="{node} is the straggler: it waits {share:.0%} of the time, but the other nodes wait {others:.0%} of the "
+    "time",
     hint="look for other processes and for throttled CPUs or GPUs on {node!s}: top; nvidia-smi -q -d PERFORMANCE",
     figures=("others", "share"),
 )
@@ -639,7 +642,7 @@ _BUSY_CPUS = CAUSES.cause(
     "busy_cpus",
     about="CPUs that are busy during the collectives",
     message="the CPUs are busy during the collectives ({each}), but TCP needs CPU time too",
-    hint="run top to see what uses them; fewer workers per node or a larger MTU need less CPU",
+    hint="run top to see what uses the CPUs; with fewer workers per node or a larger MTU, TCP needs less CPU time",
 )
 
 
@@ -737,8 +740,8 @@ def _lost_segments(seen: ScanEvidence) -> Iterator[NetworkFinding]:
 
 _ONE_STREAM = CAUSES.cause(
     "one_stream",
-    about="raw TCP over one connection, which one CPU core limits",
-    message="only one connection was measured; at such speeds it is limited by one CPU core, not by the network",
+    about="raw TCP over one connection that is limited by one CPU core",
+    message="only one connection was measured; at this speed, it is limited by one CPU core, not by the network",
     hint="measure several connections: iperf3 -P 8, with version 3.16 or later",
 )
 _ONE_THREAD = CAUSES.cause(

@@ -380,7 +380,7 @@ def _path(report: ScanReport) -> Iterator[tuple[str, str]]:
     if report.nccl is not None:
         yield "NCCL", report.nccl.sentence
     if report.rdma_gb_per_s is not None:
-        yield "Raw RDMA", f"ib_write_bw {_slowest(report.rdma)}, around the ring of nodes over the RDMA ports in use"
+        yield "Raw RDMA", f"ib_write_bw reaches {_slowest(report.rdma)} in the ring of nodes, over the used RDMA ports"
     elif failed := [pair for pair in report.rdma if pair.error]:
         yield "Raw RDMA", f"from {failed[0].source} to {failed[0].target}: {failed[0].error}"
     if report.path is not None and report.path.ok is not False:

@@ -141,7 +141,7 @@ class StepEstimate(StepMessages, frozen=True, kw_only=True):
 
 
 class ScanReport(ScanCurves, frozen=True, kw_only=True):
-    """The document that `nccl-test --json` prints. The run stores it as `nccl-test.json`."""
+    """The document that `nccl-test --json` prints. It is stored as `nccl-test.json` in the directory of the run."""
 
     schema: str = "multinode.nccl-test/3"
     backend: str  # `nccl` or `gloo`, as chosen by the workers

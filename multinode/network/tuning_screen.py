@@ -117,7 +117,7 @@ def _keep(report: TuneReport) -> Iterator[tuple[str, str]]:
 
 def _jumbo(report: TuneReport) -> Iterator[tuple[str, str]]:
     if report.jumbo_gain is not None and report.link_gbit_per_s is not None:
-        more = f"{report.jumbo_gain - 1:.1%} more payload for less CPU"
-        carried = f"at {format_rate(report.link_gbit_per_s)}, frames of 9000 bytes carry {more}"
-        tried = "not tried, because every NIC and switch on the path must support them"
-        yield "MTU", f"now {report.mtu}: {carried}; {tried}: sudo ip link set dev IFNAME mtu 9000"
+        more = f"{report.jumbo_gain - 1:.1%} more payload and need less CPU time"
+        carried = f"At {format_rate(report.link_gbit_per_s)}, frames of 9000 bytes carry {more}"
+        tried = "Not tried, because every NIC and switch on the path must support them. To try them"
+        yield "MTU", f"now {report.mtu}. {carried}. {tried}: sudo ip link set dev IFNAME mtu 9000"

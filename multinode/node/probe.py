@@ -237,7 +237,7 @@ class Probe:
         return {
             "gpus": gpus,
             "accelerator": "cuda" if or_empty(gpus) else None,
-            "gpu_query_s": Unknown("nvidia-smi was not waited for") if waited_s is None else waited_s,
+            "gpu_query_s": Unknown("multinode did not wait for nvidia-smi") if waited_s is None else waited_s,
             "run_processes": ours,
             "rdma": list_rdma_ports(),
         }

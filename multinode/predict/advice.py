@@ -57,7 +57,7 @@ _TRAFFIC = GAINS.rule(
 )
 _DEALT = GAINS.rule(
     "dealt-samples",
-    about="samples of a node if they are distributed by node speed",
+    about="number of samples per worker, if samples are distributed by node speed",
     message="samples per step for each worker on {node}: {dealt} instead of {equal}",
     figures=("samples_now", "samples"),
 )
@@ -68,27 +68,27 @@ _LARGER_SHARES = EFFECTS.rule(
 )
 
 
-NOTES = RuleGroup("Advice: delays that no predicted change removes")
+NOTES = RuleGroup("Advice: delays that none of the predicted changes removes")
 _LOADER_WAIT = NOTES.rule(
     "loader-wait",
     about="a step that waits for batches",
     message="a step waits {data_ms} ({share:.0%}) for batches",
-    hint="try more loader workers (--set dataloader_num_workers=4); the gain cannot be predicted",
+    hint="try more data loader workers (--set dataloader_num_workers=4); the gain cannot be predicted",
     figures=("data_ms", "share"),
 )
 _SCRIPT_CALLS = NOTES.rule(
     "small-collectives",
-    about="small collectives of the script that remain in every step",
-    message="{count} small collectives of the script take {calls_ms} of a step, one round trip each, even if nodes "
-    "average less often",
+    about="small collectives that the script calls in every step",
+    message="the script calls {count} small collectives per step, which take {calls_ms} in total (one round trip "
+    "each). They remain even if nodes average their parameters less often",
     hint=SMALLER,
     figures=("calls", "calls_ms"),
 )
 _STRAGGLER = NOTES.rule(
     "straggler",
     about="a node that the others wait for",
-    message="the others wait {late_ms} per step ({share:.0%}) for {node}; without this wait the training would be up "
-    "to {faster:.2f}x faster",
+    message="the other nodes wait {late_ms} per step ({share:.0%}) for {node}; without this wait, the training would "
+    "be up to {faster:.2f}x faster",
     hint="{fix!s}",
     figures=("late_ms", "share", "faster"),
 )

@@ -73,7 +73,7 @@ def _against_one_node(row: Row) -> str:
 def _order_notes(advice: Sequence[Advice]) -> Iterator[str]:
     numbered = [(number, row) for number, row in enumerate(advice, 1) if not row.measured]
     if any(second.gain.high > first.gain.low for (_, first), (_, second) in itertools.pairwise(numbered)):
-        yield "overlapping ranges: it is unknown which is faster"
+        yield "where ranges overlap, it is unknown which change is faster"
     if advice and is_one_node(advice[0]) and any(row.gain.value > advice[0].gain.value for row in advice):
         yield "one node ranks above changes that may not be faster than one node"
 
@@ -107,7 +107,7 @@ GAIN = Figure[Estimate](
     "gain",
     "gain",
     form="times",
-    about="predicted or measured samples/s relative to the unchanged training",
+    about="predicted or measured samples/s relative to the unchanged job",
     cell=_gain,
 )
 GAIN_RANGE = msgspec.structs.replace(GAIN.ranged, cell=lambda row: f"{row.item.gain.low:.2f}-{row.item.gain.high:.2f}")
@@ -120,7 +120,7 @@ AGAINST_ONE_NODE = Figure[Estimate](
     cell=_against_one_node,
 )
 MORE_MEMORY = Figure[float](
-    "memory_gib", "memory", "GiB", form="figure", about="additional memory per worker", cell=_memory
+    "memory_gib", "memory", "GiB", form="figure", about="additional memory that a change needs per worker", cell=_memory
 )
 EFFECTS = Figure[tuple[Finding, ...]](
     "effects", "other effects", about="effects of a change other than speed", cell=lambda row: effects_words(row.item)

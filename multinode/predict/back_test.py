@@ -57,13 +57,13 @@ DOUBTS = DoubtRules("Uncertainty of a prediction: the back-test")
 _QUANTILE = DOUBTS.doubt(
     "quantile",
     "step",
-    about="the error of the model on stored runs",
+    about="the error of the model for stored runs",
     message="in the back-test with {runs} stored runs, the 90% quantile of the error is {miss}",
 )
 _FEW_RUNS = DOUBTS.doubt(
     "few-runs",
     "step",
-    about="the largest error on few stored runs",
+    about="the largest error for a small number of stored runs",
     message="the largest error in {runs} was {miss}; a back-tested interval needs {least} runs",
 )
 

@@ -104,20 +104,20 @@ def _reason(code: str, *, about: str, message: str, figures: tuple[str, ...] = (
 
 
 _FROM = _reason("from", about="the required link rate", message="at this link rate or higher")
-_ANY = _reason("any", about="any link", message="at any bandwidth")
+_ANY = _reason("any", about="every link rate is enough", message="at any bandwidth")
 _SAME_WORKERS = _reason(
     "same_workers",
-    about="no link rate: one node has the same number of workers as all nodes",
-    message="never: one node has the same number of workers, and no network between them",
+    about="no link rate is enough: one node has as many workers as all nodes together, or more",
+    message="never: one node has at least as many workers, and they need no network",
 )
 _OVERHEAD = _reason(
     "overhead",
-    about="no link rate: something other than the link limits the network",
+    about="no link rate is enough: something other than the link limits the network",
     message="never, at any bandwidth: the limit is the overhead per message or the throughput of the nodes",
 )
 _SLOW_NODES = _reason(
     "slow_nodes",
-    about="no link rate: the nodes themselves are too slow",
+    about="no link rate is enough: the nodes themselves are too slow",
     message="never, at any bandwidth: the nodes' own work and their waits for each other take too long",
 )
 _OVERLAP_OFF = _reason(
@@ -138,24 +138,27 @@ _SENT_AT_ONCE = _reason(
 _UNCUT = _reason(
     "uncut",
     about="it is unknown how much communication can be hidden",
-    message="unknown: it depends on the gradient buckets, which are unknown (torch's default: --bucket-mib 25). The "
-    "prediction assumes that no communication is hidden; the upper end of its range assumes the maximum",
+    message="unknown: it depends on the size of the gradient buckets, which is unknown (torch's default: --bucket-mib "
+    "25). The prediction assumes that no communication is hidden; the upper end of its range assumes that as much as "
+    "possible is hidden",
 )
-_AS_NOW = _reason("as_now", about="the current accumulation", message="the current setting")
+_AS_NOW = _reason("as_now", about="the current accumulation is enough", message="the current setting")
 _GLOBAL_BATCH = _reason(
     "global_batch",
-    about="another accumulation, which changes the global batch",
+    about="another accumulation is needed, which changes the global batch",
     message="the global batch {becomes} {times} times as large",
     figures=("ratio",),
 )
 _NO_ACCUMULATION = _reason(
-    "no_accumulation", about="no number of accumulation steps is enough", message="no accumulation is enough"
+    "no_accumulation",
+    about="no number of accumulation steps is enough",
+    message="no number of accumulation steps is enough",
 )
 _MICRO_BATCHES = _reason(
     "micro_batches",
     about="more accumulation does not help: the strategy communicates in every micro-batch",
-    message="{strategy} communicates in every micro-batch, so accumulation cannot reduce the bytes per sample below "
-    "{ratio:.0%}",
+    message="{strategy} communicates in every micro-batch. Compared with no accumulation, more micro-batches cannot "
+    "reduce the bytes per sample below {ratio:.0%}",
     figures=("ratio", "strategy"),
 )
 
@@ -190,14 +193,14 @@ _ADDS = ONE_MORE.add(
     NodeGainRule(
         code="adds",
         about="one more node makes the training faster",
-        message="it adds {share} of the speed of one such node",
+        message="it adds {share} of the speed that it would reach alone",
     )
 )
 _MAY_ADD = ONE_MORE.add(
     NodeGainRule(
         code="may_add",
         about="one more node may make the training faster",
-        message="inconclusive: it adds {share} of the speed of one such node",
+        message="inconclusive: it adds {share} of the speed that it would reach alone",
     )
 )
 

@@ -73,7 +73,10 @@ _RHO_SIGMA, _COMM_SIGMA = 0.3, 0.05
 
 DOUBTS = DoubtRules("Uncertainty of a prediction: the measurements")
 _NO_SINGLE_NODE = DOUBTS.doubt(
-    "no-single-node", "compute", about="no measured run on one node", message="no run on one node was measured"
+    "no-single-node",
+    "compute",
+    about="a prediction without a measured run on one node",
+    message="no run on one node was measured",
 )
 _WAITED_FOR_CORE = DOUBTS.doubt(
     "waited-for-core",
@@ -86,18 +89,18 @@ ASSUMPTIONS = RuleGroup("Assumptions of a prediction: the cost of a step")
 _WITHOUT_SINGLE = ASSUMPTIONS.rule(
     "without-single-node",
     about="no run on one node",
-    message="no run on one node was named: the cost of a step without the network is that of run {run_id} minus its "
-    "{exposed_ms} of exposed communication",
+    message="no run on one node was named. To estimate a step without the network, multinode takes the step time of "
+    "run {run_id} and subtracts its exposed communication ({exposed_ms})",
     figures=("run_id", "exposed_ms"),
 )
 _WHOLE_IS_COMPUTE = ASSUMPTIONS.rule(
     "whole-step-is-compute",
     about="a step whose communication is unknown",
-    message="the whole step counts as compute, including communication between its own workers: {reason}",
+    message="the whole step counts as compute, including communication between the workers: {reason}",
 )
 _REST_IS_COMPUTE = ASSUMPTIONS.rule(
     "rest-is-compute",
-    about="a step whose compute is unknown",
+    about="a step whose compute time is unknown",
     message="everything except communication, data and optimizer counts as compute",
 )
 
@@ -473,7 +476,7 @@ def sent_as(calibration: Calibration, scenario: Scenario) -> Scenario:
         )
     if not calibration.matrices:
         raise UsageError(
-            f"{compression.option}: the compression by PowerSGD is unknown, because the model's shape is unknown",
+            f"{compression.option}: the effect of PowerSGD cannot be predicted, because the model's shape is unknown",
             hint="measure it: multinode contrast, with and without the option",
         )
     low_rank = make_low_rank(calibration.matrices, calibration.work.load, compression.rank)

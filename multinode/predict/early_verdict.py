@@ -42,19 +42,19 @@ _SPEEDUP = ("speedup", "low", "high")
 _ONE_NODE = EARLY_VERDICTS.rule(
     "one-node-faster",
     about="one node is faster",
-    message="1 node is {faster}, with the same workers per node",
+    message="1 node is {faster}, with the same number of workers per node",
     figures=_SPEEDUP,
 )
 _ALL_NODES = EARLY_VERDICTS.rule(
     "all-nodes-faster",
     about="training on all nodes is faster than on one",
-    message="{nodes} nodes are {faster}, with the same workers per node",
+    message="{nodes} nodes are {faster}, with the same number of workers per node",
     figures=_SPEEDUP,
 )
 _INCONCLUSIVE = EARLY_VERDICTS.rule(
     "inconclusive",
     about="the interval includes both outcomes",
-    message="inconclusive: 1 node has {range} the speed of {nodes} nodes, with the same workers per node",
+    message="inconclusive: 1 node has {range} the speed of {nodes} nodes, with the same number of workers per node",
     figures=_SPEEDUP,
 )
 _UNKNOWN = EARLY_VERDICTS.rule(

@@ -400,19 +400,20 @@ MISSING = RuleGroup("Assumptions of a prediction: the runs that it starts from")
 _RATE_ALONE = MISSING.rule(
     "nominal-rate",
     about="no nccl-test, and no measured stream",
-    message="there is no stored nccl-test of these nodes: the nominal link rate is used, and the intervals are wide",
+    message="no nccl-test of these nodes is stored, so multinode uses the nominal link rate, and the intervals are "
+    "wide",
 )
 _STREAM_ALONE = MISSING.rule(
     "measured-stream",
     about="no nccl-test, but a measured stream",
-    message="there is no stored nccl-test of these nodes: the measured stream is used, and the intervals are wide",
+    message="no nccl-test of these nodes is stored, so multinode uses the measured stream, and the intervals are wide",
     figures=("stream_gbit_per_s",),
 )
 _OTHER_WORKERS = MISSING.rule(
     "other-workers",
     about="one node measured with a different number of workers",
-    message="one node was measured with {workers} workers, at {speed} samples/s; speed-up, efficiency and break-even "
-    "are relative to one node with {one_node_workers}",
+    message="one node was measured with {workers} workers, at {speed} samples/s. Speed-up, efficiency and break-even "
+    "are relative to one node with {one_node_workers} workers",
     figures=("workers", "samples_per_s", "one_node_workers"),
 )
 

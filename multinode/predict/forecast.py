@@ -39,21 +39,21 @@ from multinode.units import MIB, UNKNOWN, format_count, format_figure, format_ra
 
 
 class ForecastRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What to predict: every combination of these values. An empty tuple stands for the measured value.
+    """What to predict: all combinations of these values. An empty tuple stands for the measured value.
 
     Attributes:
         links: NIC rates in Gbit/s. Default: common rates and the measured rate.
         nodes: numbers of nodes.
         workers_per_node: numbers of workers per node.
         strategies: sharding strategies.
-        per_device_batches: samples per micro-batch of a worker.
-        accumulations: micro-batches per step.
-        methods: `full` or `lora:RANK`.
-        bucket_mib: maximum size of a gradient bucket, in MiB.
+        per_device_batches: numbers of samples per micro-batch of a worker.
+        accumulations: numbers of micro-batches per step.
+        methods: training methods: `full` or `lora:RANK`.
+        bucket_mib: maximum sizes of a gradient bucket, in MiB.
         overlaps: whether gradient reduction overlaps with the backward pass.
         levers: changes to the training itself, such as gradient compression.
-        target: efficiency for which to find the break-even link rate, between 0 and 1.
-        link_measured: link rate of the runs and of the nccl-test. Needed only if their NICs did not report it.
+        target: scaling efficiency, between 0 and 1, for which to find the break-even link rate.
+        link_measured: link rate during the runs and the nccl-test. Needed only if the NICs did not report it.
         stream: measured TCP rate in Gbit/s. Default: the rate that the nccl-test measured.
     """
 
@@ -122,7 +122,11 @@ def _lever(name: str, without: str = UNKNOWN) -> Callable[[Row], str]:
 
 SCENARIO_NODES = Figure[int]("nodes", "nodes", form="number", about="number of nodes in the scenario")
 SCENARIO_LINK = Figure[float](
-    "link_gbit_per_s", "link", form="number", about="line rate of a node's NIC, or how the network is used", cell=_link
+    "link_gbit_per_s",
+    "link",
+    form="number",
+    about="line rate of a node's NIC, or how the job uses the network",
+    cell=_link,
 )
 SCENARIO_WORKERS = Figure[int](
     "workers_per_node",
@@ -154,19 +158,18 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True, tag_field="is", tag="f
     """The document that `predict --json` prints.
 
     Attributes:
-        sources: the inputs, one sentence each: which run, which nccl-test, which figures.
-        scenarios: as requested, by nodes, then by link.
-        break_even: of the measured scenario, or of the first on several nodes; with another setting if only that is
-            requested. None on one node.
-        break_even_of: its scenario, for people.
-        today: the measured scenario on several nodes, predicted; None if none was measured.
-        own_link: the training's own link, predicted, if nothing on several nodes was measured.
-        shortfall: the measured speed of several nodes is less than their network allows; None if it is not, or if none
-            was measured.
+        sources: the inputs, with one sentence for each run, nccl-test or file of figures.
+        scenarios: the requested scenarios, sorted by number of nodes, then by link rate.
+        break_even: the break-even point of the measured scenario, or of the first scenario on several nodes. If only
+            another setting is requested, that of this setting. None on one node.
+        break_even_of: the scenario of `break_even`, in words.
+        today: the prediction for the measured scenario on several nodes; None if no such scenario was measured.
+        own_link: the prediction for the training's own link, if nothing on several nodes was measured.
+        shortfall: set if the measured speed of several nodes is less than their network allows.
         one_node: one node with the same settings and all its workers; None if the training runs on one node.
-        command: the command line of the training; None if nobody typed one.
-        back_test: the model tested with all suitable stored runs.
-        measure: what to measure before relying on a figure, why and how; empty if nothing.
+        command: the command line of the training; None if it was not started from a command line.
+        back_test: test of the model with all suitable stored runs.
+        measure: what to measure before you rely on a figure, why and how; empty if nothing.
         notes: assumptions, and scenarios that do not fit on the GPUs.
     """
 
@@ -254,14 +257,14 @@ LIMITS = RuleGroup("Assumptions of a prediction: the requested scenarios")
 _TOO_LARGE = LIMITS.rule(
     "does-not-fit",
     about="settings that need more memory than the smallest GPU has",
-    message="{settings} does not fit: a worker needs about {needed} GiB ({range}), and the smallest GPU has {gpu}",
+    message="{settings} does not fit: a worker needs about {needed} GiB ({range}), but the smallest GPU has {gpu} GiB",
     figures=("settings", "needed_gib", "gpu_gib"),
 )
 _MORE_WORKERS = LIMITS.rule(
     "more-workers",
     about="more workers on a node than any run had",
-    message="no run had more than {most} on a node: communication and contention between more workers are unmeasured "
-    "and widen the intervals",
+    message="no run had more than {most} on a node. Communication and contention between more workers were not "
+    "measured, so the intervals are wider",
     figures=("workers_per_node",),
 )
 

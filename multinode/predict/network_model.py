@@ -214,8 +214,8 @@ _ONLY_A_RATE = DOUBTS.doubt(
 _HELD_OUT_SIZES = DOUBTS.doubt(
     "held-out-sizes",
     "network",
-    about="the error of the size scan on sizes left out of the fit",
-    message="the error of the size scan on sizes left out of the fit",
+    about="message sizes that nccl-test did not measure",
+    message="times for message sizes that nccl-test did not measure are estimated from the measured sizes",
 )
 _OTHER_LINK = DOUBTS.doubt(
     "other-link",
@@ -227,7 +227,7 @@ _OTHER_WORKERS = DOUBTS.doubt(
     "other-workers",
     "network",
     about="a number of nodes or workers that was not measured",
-    message="measured with {measured}, but predicted for {requested}",
+    message="the network was measured with {measured}, but the prediction is for {requested}",
 )
 _OTHER_COLLECTIVES = DOUBTS.doubt(
     "other-collectives",

@@ -298,13 +298,14 @@ _MORE_WORKERS = DOUBTS.doubt(
     "more-workers",
     "compute",
     about="more workers per node than measured",
-    message="measured with {measured} per node, but predicted for {requested}: their contention is unknown",
+    message="the measured runs had at most {measured} per node, but the prediction is for {requested}; the contention "
+    "between more workers is unknown",
 )
 _OTHER_ENGINE = DOUBTS.doubt(
     "other-strategy",
     "compute",
     about="a strategy that was not measured",
-    message="the overhead of the engine was measured with {strategy} only",
+    message="the overhead of the engine was measured only with {strategy}",
 )
 _INSIDE = DOUBTS.doubt(
     "inside-a-node",
@@ -330,13 +331,13 @@ _HIDDEN_PART = DOUBTS.doubt(
 _ROUNDS = DOUBTS.doubt(
     "rounds",
     "compute",
-    about="waits once per round, if nodes synchronize less often",
+    about="waits between nodes in each round, if nodes synchronize less often",
     message="the time that nodes wait for each other in each round was not measured",
 )
 _LEVER_COMPUTE = DOUBTS.doubt(
     "lever-compute",
     "compute",
-    about="compute of PowerSGD or of averaging",
+    about="compute time of PowerSGD or of parameter averaging",
     message="the time of {lever} is estimated from the time of the optimizer",
 )
 _MODEL_OFF = DOUBTS.doubt(
@@ -348,8 +349,9 @@ _MODEL_OFF = DOUBTS.doubt(
 _OWN_WORK = DOUBTS.doubt(
     "own-work",
     "compute",
-    about="the workers' own work (not communication) was slower or faster on several nodes than on one",
-    message="the workers' own work took {times} times as long as on one node; this may be chance",
+    about="time outside exposed communication that is longer or shorter on several nodes than on one",
+    message="on several nodes, everything except exposed communication took {times} times as long as on one node; this "
+    "may be chance",
 )
 _BETWEEN_RUNS = DOUBTS.doubt(
     "between-runs", "step", about="the variation between runs", message="the range includes the variation between runs"
@@ -358,7 +360,10 @@ _SCATTER = DOUBTS.doubt(
     "scatter", "step", about="the variation of the measured runs", message="{differing} by {scatter:.0%}"
 )
 _SIZE_SCAN = DOUBTS.doubt(
-    "size-scan", "step", about="the error of the size scan", message="the range includes the error of the size scan"
+    "size-scan",
+    "step",
+    about="the error of times that are estimated from nccl-test",
+    message="the range includes the error of times that are estimated from nccl-test",
 )
 _WHOLE_STEP = DOUBTS.doubt(
     "whole-step",
@@ -412,7 +417,7 @@ def _doubts_of_levers(calibration: Calibration, scenario: Scenario) -> Iterator[
     if work:
         step_ms = scenario.accumulation * costs.compute_ms + costs.optimizer_ms * (1 + work)
         part = costs.optimizer_ms * work / step_ms if costs.optimizer_ms else _UNKNOWN_WORK
-        lever = "PowerSGD" if scenario.low_rank is not None else "an average of parameters"
+        lever = "PowerSGD" if scenario.low_rank is not None else "parameter averaging"
         yield _LEVER_COMPUTE.found(None, relative=part, lever=lever)
 
 
@@ -484,28 +489,28 @@ _ROUNDING = 1e-9
 RESIDUALS = RuleGroup("Assumptions of a prediction: the measured step of several nodes")
 _RESIDUAL = RESIDUALS.rule(
     "residual",
-    about="a measured step that is longer or shorter than the model alone predicts",
-    message="a step of run {run_id} took {step_ms}, but the model alone predicts {predicted_ms}: {causes}; predictions "
-    "for several nodes include this",
+    about="a measured step that is longer or shorter than the cost model predicts",
+    message="a step of run {run_id} took {step_ms}, but the cost model predicts {predicted_ms}: {causes}. Predictions "
+    "for several nodes include this difference",
     figures=("run_id", "step_ms", "predicted_ms", "unexplained_ms", "calls_factor", "own_work_factor"),
 )
 _UNEXPLAINED = RESIDUALS.rule(
     "unexplained-communication",
     about="exposed communication that is longer than the network data predict",
-    message="{unexplained_ms} of it is exposed communication that the network data do not explain",
+    message="{unexplained_ms} of the measured step is exposed communication that the network data do not explain",
     figures=("unexplained_ms",),
 )
 _CALLS_OFF = RESIDUALS.rule(
     "time-of-calls",
-    about="calls that took longer or shorter than the network data predict",
-    message="its calls took {calls_factor:.2f} times as long as the network data predict",
+    about="collectives that took more or less time than the network data predict",
+    message="the collectives took {calls_factor:.2f} times as long as the network data predict",
     figures=("calls_factor",),
 )
 _OWN_WORK_OFF = RESIDUALS.rule(
     "time-of-own-work",
-    about="workers' own work that took longer or shorter than on one node",
-    message="its workers' own work and their waits for each other took {own_work_factor:.2f} times as long as on one "
-    "node",
+    about="time outside exposed communication that is longer or shorter than on one node",
+    message="everything except exposed communication, including waits between workers, took {own_work_factor:.2f} "
+    "times as long as on one node",
     figures=("own_work_factor",),
 )
 

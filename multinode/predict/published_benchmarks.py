@@ -51,26 +51,26 @@ _FEW_DIGITS = DOUBTS.doubt(
     "few-digits",
     "compute",
     about="a rounded published figure",
-    message="the published figure of {where} is rounded and may be {relative:.0%} off",
+    message="the published figure of {where} is rounded and may be off by {relative:.0%}",
 )
 
 MISSING = RuleGroup("Assumptions of a prediction: published figures")
 _START_UP = MISSING.rule(
     "start-up",
     about="a mean over all steps, including start-up",
-    message="a mean over {steps} steps includes start-up: to narrow the intervals, add a figure without the first "
-    "steps, or a second one with a different number of gradient accumulation steps",
+    message="the mean over {steps} steps includes start-up. To narrow the intervals, add a figure that excludes the "
+    "first steps, or a second figure with a different number of gradient accumulation steps",
     figures=("steps",),
 )
 _RATE_ALONE = MISSING.rule(
     "link-rate-alone",
     about="a network for which only the link rate is known",
-    message="no collective was measured: only the link rate of the network is known",
+    message="no collective was measured; only the link rate of the network is known",
 )
 _STREAM_ALONE = MISSING.rule(
     "stream-alone",
     about="a network for which only the rate of a stream is known",
-    message="no collective was measured: only the rate of one stream, {rate}, is known",
+    message="no collective was measured; only the rate of one stream is known ({rate})",
     figures=("stream_gbit_per_s",),
 )
 
@@ -196,7 +196,7 @@ class PublishedBenchmarks(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
             except ValueError as error:
                 raise WrongValue(str(error), name) from None
         if self.backend not in _BACKENDS:
-            raise WrongValue(f"Invalid backend {self.backend!r}: {', '.join(_BACKENDS)}", "backend")
+            raise WrongValue(f"invalid backend {self.backend!r}: use one of {', '.join(_BACKENDS)}", "backend")
 
 
 _PRECISIONS = ("bf16", "fp16", "fp32")
@@ -234,7 +234,7 @@ def parse_strategy(text: str) -> Strategy:
     """
     strategy = _STRATEGIES.get(_bare(text))
     if strategy is None:
-        raise ValueError(f"Invalid strategy {text!r}: {', '.join(strategy.option for strategy in Strategy)}")
+        raise ValueError(f"invalid strategy {text!r}: use one of {', '.join(strategy.option for strategy in Strategy)}")
     return strategy
 
 
@@ -246,7 +246,7 @@ def parse_precision(text: str) -> str:
     """
     precision = text.lower().replace("bfloat", "bf").replace("float", "fp")
     if precision not in _PRECISIONS:
-        raise ValueError(f"Invalid precision {text!r}: {', '.join(_PRECISIONS)}")
+        raise ValueError(f"invalid precision {text!r}: use one of {', '.join(_PRECISIONS)}")
     return precision
 
 
@@ -393,7 +393,7 @@ def _fixed_ms(points: Sequence[_PublishedPoint]) -> float | None:
     slope = math.fsum((count - mean) * time_ms for count, time_ms in zip(samples, times_ms, strict=True)) / spread
     if slope <= 0:
         raise UsageError(
-            "single_node: steps with more samples took no longer", hint="check per_device_batch and accumulation"
+            "single_node: steps with more samples did not take longer", hint="check per_device_batch and accumulation"
         )
     # Rounding and caches may put the line below zero; no step has less than nothing.
     fixed_ms = min(math.fsum(times_ms) / len(times_ms) - slope * mean, *times_ms)
@@ -455,7 +455,7 @@ def _batches(benchmarks: PublishedBenchmarks, speed: Speed, workers: int, where:
     if total is None:
         if batch is None:
             hint = "give per_device_batch, or global_batch"
-            raise UsageError(f"{where}: the samples of a step are unknown", hint=hint)
+            raise UsageError(f"{where}: the number of samples per step is unknown", hint=hint)
         return batch, accumulation or 1
     if batch is None:
         accumulation = accumulation or 1
@@ -513,7 +513,7 @@ def _known(network: Network) -> Finding:
 
 def _stream(network: Network) -> float | None:
     if network.payload_mb_per_s is not None and network.payload_gbit_per_s is not None:
-        raise UsageError("network: payload_mb_per_s and payload_gbit_per_s are the same value; give one")
+        raise UsageError("network: payload_mb_per_s and payload_gbit_per_s are the same value; give only one")
     if network.payload_gbit_per_s is not None:
         return network.payload_gbit_per_s / _BITS_PER_BYTE
     return None if network.payload_mb_per_s is None else network.payload_mb_per_s / _MB_PER_GB
@@ -529,7 +529,7 @@ def _load(benchmarks: PublishedBenchmarks, strategy: Strategy) -> TrafficInputs:
     if model.shape is not None and shape is None:
         raise UsageError(
             "model.shape: its parameters cannot be counted",
-            hint="model_type, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, "
+            hint="give model_type, hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, "
             "intermediate_size and vocab_size, as in config.json; or give model.trainable",
         )
     if shape is None:
@@ -570,7 +570,7 @@ def _run(benchmarks: PublishedBenchmarks, point: _PublishedPoint) -> Calibration
             tokens_per_sample=UNMEASURED if benchmarks.tokens_per_sample is None else benchmarks.tokens_per_sample,
         ),
         step_time_ms=StepTimes(median=exactly(point.step_ms), p95=point.step_ms, cv=0.0),
-        split=StepSplit(mean=Unknown("the data do not separate it")),
+        split=StepSplit(mean=Unknown("the published figures do not list it separately")),
         layout=alone,
     )
 
@@ -587,10 +587,11 @@ def _samples_per_s(benchmarks: PublishedBenchmarks, speed: Speed, samples: float
         return product([exactly(samples)], [figure], _MS_PER_S if name == "step_time_ms" else 1.0)
     if name == "runtime_s":
         if benchmarks.samples is None:
-            raise UsageError(f"{where}.runtime_s: the number of samples is unknown", hint="samples: 90000")
+            raise UsageError(f"{where}.runtime_s: the number of samples is unknown", hint="give samples: 90000")
         return product([exactly(benchmarks.samples)], [figure])
     if benchmarks.tokens_per_sample is None:
-        raise UsageError(f"{where}.{name}: the tokens per sample are unknown", hint="tokens_per_sample: 2048")
+        hint = "give tokens_per_sample: 2048"
+        raise UsageError(f"{where}.{name}: the number of tokens per sample is unknown", hint=hint)
     workers = 1 if name == "tokens_per_s" else _layout(speed, where).workers
     per_token = _tflops_per_token(benchmarks, where) if name == "tflops_per_gpu" else 1.0
     return product([figure, exactly(workers)], [exactly(benchmarks.tokens_per_sample), exactly(per_token)])

@@ -129,7 +129,7 @@ def runs_of(directory: RunDirectory) -> list[RunDirectory]:
     if contrast is not None:
         noun, names = "contrast", [name for side in (contrast.baseline, contrast.candidate) for name in side.run_ids]
     elif tuning is not None:
-        # The unchanged training, and one node alone.
+        # The unchanged job, and one node alone.
         noun, names = "tuning", [*(tuning.sources or (name for row in tuning.rows[:2] for name in row.run_ids[:1]))]
     else:
         return [directory]

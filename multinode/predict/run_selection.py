@@ -224,7 +224,7 @@ def _nothing_to_use(named: Sequence[Record]) -> UsageError:
         cause = f": {reason}" if reason else ""
         return UsageError(
             f"run {record.run_id} has no samples/s for a prediction{cause}",
-            hint="use a run with more steps, or a training run with countable batches",
+            hint="use a run with more steps, or a training whose batches multinode can count",
         )
     return UsageError("no run was named", hint=f"measure one: {CONTRAST}")
 

@@ -105,7 +105,7 @@ def _needed_words(needed: Needed, noun: str, beyond: str, words: Callable[[float
     if is_any and needed.high is not None:
         return needed.message if needed.high <= SLOWEST_GBIT_PER_S else f"at most {words(needed.high, 1)}"
     if needed.value is None:
-        return f"at least {low}, if any {noun} is enough"
+        return f"at least {low}, but perhaps no {noun} is enough"
     middle, high = words(needed.value, 0), beyond if needed.high is None else words(needed.high, 1)
     if needed.high is not None and needed.high / needed.low <= _ONE_FIGURE:
         return middle
@@ -184,7 +184,7 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
         figure for figure, _ in _SETTINGS if len({figure.tell(scenario_row(row)) for row in forecast.scenarios}) > 1
     ]
     marked = (
-        "; * this scenario was measured; its row shows the model's values"
+        "; *: this scenario was measured, but its row shows the predicted values"
         if not narrow and any(row.measured for row in rows)
         else ""
     )
@@ -205,7 +205,7 @@ def forecast_sheet(forecast: Forecast, *, narrow: bool = False) -> Sheet:
 def _case_notes(rows: Sequence[PredictedScenario]) -> Iterator[str]:
     names = ", ".join(dict.fromkeys(row.case for row in rows if row.case))
     if names:
-        yield f"{names}: predicted as if NCCL used the network above in this way"
+        yield f"{names}: predicted for the case that NCCL uses the network above only in this way"
 
 
 def rows_words(forecast: Forecast) -> str:
@@ -276,7 +276,7 @@ def break_even_sheet(forecast: Forecast | None) -> Sheet:
                 else []
             ),
             (f"{target} scaling efficiency", link_words(break_even.efficient)),
-            ("overlap hides all communication that it can", link_words(break_even.nothing_exposed)),
+            ("maximum overlap of communication and compute", link_words(break_even.nothing_exposed)),
             (f"accumulation for {target} scaling efficiency", accumulation_words(break_even.accumulation)),
             (f"node {break_even.next_node.nodes}", break_even.next_node.message),
         ]
@@ -287,7 +287,7 @@ def forecast_notes(forecast: Forecast) -> Iterator[str]:
     """How far the model is to be trusted, where it has its figures, and why the intervals are wide."""
     yield f"back-test: {forecast.back_test.outcome.message}"
     yield _intervals(forecast)
-    yield from (f"from: {source}" for source in forecast.sources)
+    yield from (f"source: {source}" for source in forecast.sources)
     yield from (f"note: {note.message}" for note in forecast.notes)
     widest = max((row for row in forecast.scenarios if row.nodes > 1), key=_width, default=None)
     if widest is not None:
@@ -302,7 +302,7 @@ def _intervals(forecast: Forecast) -> str:
         return f"intervals: assumed, not back-tested ({runs} of the {LEAST_RUNS} runs needed for a 90% interval)"
     beyond = sum(row.basis == "assumed" and row.nodes > 1 for row in forecast.scenarios)
     note = f"intervals: 90%, from the residuals of {quantile.runs} runs, up to {quantile.relative:.1%} off"
-    outside = f"{format_count(beyond, 'row')} outside the tested range: assumed to be at least as wide"
+    outside = f"for {format_count(beyond, 'row')} outside the tested range, assumed to be at least as wide"
     return f"{note}; {outside}" if beyond else note
 
 
@@ -390,7 +390,7 @@ def _own_link_words(row: PredictedScenario) -> str:
     elif row.speedup.high <= 1:
         chance = "slower than 1 node"
     else:
-        chance = f"{'faster' if row.speedup.value >= 1 else 'slower'} than 1 node is likely, not certain"
+        chance = f"probably {'faster' if row.speedup.value >= 1 else 'slower'} than 1 node"
     return f"{_place(row)}: {chance} ({row.speedup.text('times_range')} its speed)"
 
 

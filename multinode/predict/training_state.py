@@ -1,4 +1,4 @@
-"""TrainingState: an unchanged training, with its GPUs' memory; a TuningOption leads from one to another. Pure.
+"""TrainingState: an unchanged job, with its GPUs' memory; a TuningOption leads from one to another. Pure.
 
 Which options there are is `tuning_options`'; what one gains is `advice`'s.
 """

@@ -74,7 +74,7 @@ EFFECTS = RuleGroup("Advice: what a change affects besides the speed")
 _ROUNDED = EFFECTS.rule(
     "rounded-gradients",
     about="compressed gradients",
-    message="gradients are rounded to {bits} bits",
+    message="gradients are rounded to {bits} significant bits",
     figures=("bits",),
 )
 _OVERFLOW = EFFECTS.rule("overflow", about="gradients in fp16", message="values above 65504 overflow")
@@ -123,7 +123,7 @@ _EQUAL_WEIGHT = EFFECTS.rule(
 _ADAPTER = EFFECTS.rule(
     "adapter",
     about="LoRA instead of full fine-tuning",
-    message="trains an adapter of {millions} M parameters instead of the whole model",
+    message="trains an adapter with {millions} M parameters instead of the whole model",
     figures=("trainable",),
 )
 _UNCHANGED = EFFECTS.rule(
@@ -132,7 +132,7 @@ _UNCHANGED = EFFECTS.rule(
 _EQUIPMENT = EFFECTS.rule(
     "equipment",
     about="a faster link",
-    message="requires faster NICs, cables and a switch, so multinode cannot try it",
+    message="requires faster NICs, cables and switches, so multinode cannot try it",
 )
 _FREED = EFFECTS.rule("free-nodes", about="fewer nodes", message="the other nodes become available for other work")
 
@@ -140,8 +140,8 @@ REMARKS = RuleGroup("Advice: what the figures of a change do not show")
 _REPEATED = REMARKS.rule(
     "repeated-calls",
     about="accumulation with a strategy that communicates in every micro-batch",
-    message="with {strategy}, unlike DDP, accumulation does not reduce the traffic per sample: {engine} {does} in "
-    "every micro-batch (traffic per sample: {before} MB without the change, {after} MB with it){saving}",
+    message="with {strategy}, accumulation saves less traffic per sample than with DDP, because {engine} {does} in "
+    "every micro-batch: a worker sends {after} MB per sample with the change, and {before} MB without it{saving}",
     figures=("sample_mb_before", "sample_mb"),
 )
 _ONE_BUCKET = REMARKS.rule(
@@ -167,7 +167,7 @@ _ACTIVATIONS = REMARKS.rule(
 _UNKNOWN_MEMORY = REMARKS.rule(
     "memory-unknown",
     about="another strategy, for a model of unknown size",
-    message="it may not fit into a worker's memory: the model's size is unknown",
+    message="the model's size is unknown, so the training may not fit into a worker's memory",
 )
 _STATES = REMARKS.rule(
     "model-states",
@@ -178,19 +178,19 @@ _STATES = REMARKS.rule(
 _FITS = REMARKS.rule(
     "fits-gpu",
     about="another strategy that fits on the GPUs",
-    message="{expected}they fit on a GPU with {gpu} GiB{condition}",
+    message="{expected}the model states fit on a GPU with {gpu} GiB{condition}",
     figures=("expected_gib", "gpu_gib"),
 )
 _FITS_NOT = REMARKS.rule(
     "exceeds-gpu",
     about="another strategy that does not fit on the GPUs",
-    message="{expected}they do not fit on a GPU with {gpu} GiB",
+    message="{expected}the model states do not fit on a GPU with {gpu} GiB",
     figures=("expected_gib", "gpu_gib"),
 )
 _BREAK_EVEN = REMARKS.rule(
     "break-even",
     about="the link rate above which several nodes are faster than one",
-    message="break-even of {nodes} nodes with {each} against 1 node: {link}{exceeds}",
+    message="break-even link rate of {nodes} nodes with {each}, compared with 1 node: {link}{exceeds}",
     figures=("break_even_gbit_per_s",),
 )
 _FULL_NODES = REMARKS.rule(
@@ -337,7 +337,7 @@ def _repeated(option: TuningOption) -> Iterator[Finding]:
         sample_mb_before=before,
         after=format_figure(after),
         sample_mb=after,
-        saving=(". It saves only part of the gathering of updated parameters, which happens once per step")
+        saving=(". The saving comes from the updated parameters, which are gathered only once per step")
         if is_zero2
         else "",
     )
@@ -543,7 +543,9 @@ def _memory(option: TuningOption) -> Iterator[Finding]:
     expected_gib = option.expected_gib if is_measured else None
     yield (_FITS_NOT if option.fits is False else _FITS).found(
         None,
-        expected="" if expected_gib is None else f"with the measured activations, {format_figure(expected_gib)} GiB, ",
+        expected=""
+        if expected_gib is None
+        else f"with the measured activations ({format_figure(expected_gib)} GiB in total), ",
         expected_gib=expected_gib,
         gpu=format_figure(memory.total_gib),
         gpu_gib=memory.total_gib,

@@ -39,11 +39,11 @@ _COUNTED_METHODS = frozenset({_FULL, "lora", "qlora"})
 _NO_SHAPE = "the compute of another method is unknown, because the model's shape or the sample length is unknown"
 
 
-DOUBTS = DoubtRules("Uncertainty of a prediction: another method")
+DOUBTS = DoubtRules("Uncertainty of a prediction: another training method")
 _FROM_FLOPS = DOUBTS.doubt(
     "from-flops",
     "compute",
-    about="compute with a method that was not measured",
+    about="compute time of a training method that was not measured",
     message="compute is assumed to take {times} times as long as measured, in proportion to the FLOPs",
 )
 

@@ -14,7 +14,7 @@ from multinode.units import format_ms
 
 WORTH = 0.05
 """Fraction of the step below which nothing noticeable can be gained."""
-_UNTIMED_PASSES = "; whether it is launch-bound is unknown, because only DDP times its passes on the GPU"
+_UNTIMED_PASSES = "; whether the step is launch-bound is unknown, because passes are timed on the GPU only with DDP"
 
 
 class Bottleneck(Finding, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ _PARTS = {
     "host": _rule(
         "host",
         about="host time outside the measured parts of a step",
-        message="time outside compute, communication, data and optimizer takes {takes}",
+        message="the host spends {takes} outside compute, communication, data and optimizer",
         figures=_PART_FIGURES,
     ),
 }
@@ -84,7 +84,7 @@ _ALTERNATING = _rule(
 _NO_STRAGGLER = _rule(
     "no-straggler",
     kind="straggler",
-    about="waits for other workers, without a single node that is often late",
+    about="waits for other workers, although no single node is often late",
     message="waiting for other workers takes {takes}; no single node stands out",
     figures=_PART_FIGURES,
 )
@@ -92,7 +92,7 @@ _LAUNCH = _rule(
     "launch",
     about="the host launches kernels more slowly than the GPU runs them",
     message="launch-bound: forward and backward take {host} on the host but only {gpu} on the GPU, so the GPU waits "
-    "for the host. The host launches many small kernels, or blocks, for example in .item()",
+    "for the host. Either the host launches many small kernels, or it blocks, for example in .item()",
 )
 _COMPUTE = _rule(
     "compute",

@@ -31,7 +31,7 @@ _FITS = 0.03
 _MOST = 0.5
 
 CALLS_AT_NICS = RuleGroup("Bytes of a step: requested by calls and expected at NICs")
-_CALL = "{op}: {asked} requested, but {expected} expected at a NIC: {sharing}"
+_CALL = "{op}: the calls request {asked}, but the expected NIC traffic is {expected}: {sharing}"
 _CALL_FIGURES = ("op", "asked_bytes", "expected_bytes")
 
 
@@ -42,7 +42,7 @@ def _call_rule(code: str, about: str, reason: str) -> Rule:
 _STAYS = _call_rule(
     "inside-a-node",
     "calls of groups inside a node",
-    ("its {workers} are on one node, so the data does not leave the node"),
+    ("the {workers} of the group are on one node, so the data does not leave the node"),
 )
 _SHARED_NIC = _call_rule(
     "groups-share-a-nic", "several groups that share a NIC", "{groups} groups of {workers} share the NIC"
@@ -55,31 +55,31 @@ _GLOO_REDUCE_SCATTER = _call_rule(
 _GLOO_BROADCAST = _call_rule(
     "gloo-broadcast",
     "broadcast on gloo",
-    "gloo broadcasts with a tree, in which the root sends to several workers and others send nothing",
+    "gloo broadcasts over a tree, in which the root sends to several workers and some workers send nothing",
 )
 _ALL_TO_ALL = _call_rule(
     "all-to-all",
     "all_to_all between nodes with several workers",
-    "every worker sends its parts to the workers of other nodes; only parts for its own node stay there",
+    "every worker sends a part to each worker on the other nodes; only the parts for its own node stay on the node",
 )
 _PATH = _call_rule(
     "path-of-a-call",
-    "a path on which data crosses a NIC more than once, or only part of the data does",
+    "a path on which a NIC carries the data more than once, or only part of the data",
     "the path that {backend} takes through {workers} on {nodes} nodes sends {often} through a NIC",
 )
 
-NIC_COUNTS = RuleGroup("Bytes of a step: expected at NICs and counted by them")
+NIC_COUNTS = RuleGroup("Bytes of a step: expected and counted at NICs")
 _GAP_FIGURES = ("ifname", "seen_bytes", "expected_bytes")
 _OTHER_TRAFFIC = NIC_COUNTS.rule(
     "other-traffic",
     about="no call sends data between nodes, and the NIC counters show little traffic",
-    message="No call sends data between nodes, so the NICs counted other traffic.",
+    message="No call sends data between nodes, so the NICs counted only other traffic.",
 )
 _UNEXPLAINED_TRAFFIC = NIC_COUNTS.rule(
     "unexplained-traffic",
-    about="no call sends data between nodes, but a NIC counted as many bytes as a training run sends",
+    about="no call sends data between nodes, but a NIC counted enough bytes to be training traffic",
     message="unexplained: no call that sends data between nodes was recorded, but {ifname} on {node} {verb} {seen} "
-    "per step. It may be other traffic, or collectives in compiled code, which multinode cannot record.",
+    "per step. This may be other traffic, or collectives in compiled code, which multinode cannot record.",
     figures=("ifname", "seen_bytes"),
 )
 _SHARED_INTERFACE = NIC_COUNTS.rule(
@@ -93,7 +93,7 @@ _SHARED_INTERFACE = NIC_COUNTS.rule(
 )
 _TOO_LITTLE = NIC_COUNTS.rule(
     "too-little",
-    about="a training run that sends too little to judge",
+    about="a training run that sends too little for a comparison",
     message="The expected traffic ({expected} per step) is too small to distinguish from headers and other traffic.",
     figures=("expected_bytes",),
 )
@@ -101,8 +101,8 @@ _OTHER_ALGORITHM = NIC_COUNTS.rule(
     "other-algorithm",
     about="the counters match another algorithm or protocol of NCCL",
     message=(
-        "The NIC counters match all-reduces that use NCCL's {algorithm} algorithm with the {protocol} protocol, "
-        "within {within}%."
+        "The NIC counters match, to within {within}%, all-reduces that use NCCL's {algorithm} algorithm and {protocol} "
+        "protocol."
     ),
     figures=("algorithm", "protocol", "within_percent"),
 )
@@ -132,13 +132,14 @@ _EXCESS = "{ifname} on {node} {verb} {seen} per step instead of the expected {ex
 _EXCESS_BEFORE = NIC_COUNTS.rule(
     "excess-before",
     about="a NIC counted more than expected, and was already busy before training",
-    message=f"{_EXCESS}. Before training, it already carried about as much additional traffic.{{more}}",
+    message=f"{_EXCESS}. Traffic that was already present before training explains at least half of the "
+    "difference.{more}",
     figures=_GAP_FIGURES,
 )
 _EXCESS_OF_FEW_STEPS = NIC_COUNTS.rule(
     "excess-of-few-steps",
     about="a NIC counted more than expected, but not in the median step",
-    message=f"{_EXCESS}, but only as much as expected in the median step. A few steps carried the rest, for example "
+    message=f"{_EXCESS}, but only the expected amount in the median step. A few steps carried the rest, for example "
     "steps with checkpoints or evaluations.{more}",
     figures=_GAP_FIGURES,
 )

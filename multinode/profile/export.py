@@ -134,9 +134,9 @@ _RUN = Figure[str]("run_id", about="id of the run")
 _NODE = Figure[str]("node", about="name of the node")
 _NODE_RANK = Figure[int]("node_rank", about="rank of the node")
 _PLACE: _Figures = (_RUN, _NODE, _NODE_RANK)
-_COUNTED = Figure[int]("counted", about="1 for measured steps")
+_COUNTED = Figure[int]("counted", about="1 for measured steps, 0 for others")
 _PHASES = {
-    phase: Figure[float](f"phase_{phase}_us", about=f"host time of the phase `{phase}`")
+    phase: Figure[float](f"phase_{phase}_us", about=f"time that the host spent in the phase `{phase}`")
     for phase in ("data", "forward", "backward", "optimizer", *BLOCKED)
 }
 _DEVICE_WAIT = Figure[float]("device_wait_us", about="time that the GPU's compute stream waited for collectives")
@@ -159,8 +159,8 @@ SAMPLE_TABLES = (
         _steps,
     ),
     SampleTable("network", "the counters of one NIC at one point in time", (*NIC, *_RATES, _LINK), _network),
-    SampleTable("gpus", "a GPU at one time, as reported by NVML", GPU, _gpus),
-    SampleTable("cpu", "the CPUs and memory of a node at one time", (*CPU, *TCP, *CGROUP), _cpu),
+    SampleTable("gpus", "one GPU at one point in time, as reported by NVML", GPU, _gpus),
+    SampleTable("cpu", "the CPUs and memory of one node at one point in time", (*CPU, *TCP, *CGROUP), _cpu),
     SampleTable(
         "collectives",
         "one iteration of nccl-test on one worker",
@@ -169,7 +169,7 @@ SAMPLE_TABLES = (
     ),
     SampleTable(
         "calls",
-        "one kind of call in the steps with this `traffic` key",
+        "one kind of call in the steps that have this `traffic` key",
         (RANK, TRAFFIC, *CALL, _BACKEND, _GROUP_RANKS),
         _calls,
     ),

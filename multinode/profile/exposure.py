@@ -26,7 +26,7 @@ _RARE = 20
 _CREDIBLE_EXCESS = 1.1
 # In so many iterations torch reads DDP's timers whatever rate it is told (logger.cpp, set_runtime_stats_and_log).
 _WAITED_FOR = 10
-_TRACE_TELLS = "a trace shows it (--trace)"
+_TRACE_TELLS = "to measure exposed communication, record a trace (--trace)"
 
 
 class DdpTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,7 +201,7 @@ def _why_untimed(evidence: _Evidence) -> str:
     if dropped := [wait for wait in waits if wait.dropped]:
         most = max(dropped, key=lambda wait: wait.dropped)
         return (
-            f"step {most.step} of rank {most.rank} had more waits than multinode times: {most.calls} of its "
+            f"step {most.step} of rank {most.rank} had more waits than multinode can time: {most.calls} of its "
             f"{most.of_calls} collectives were timed"
         )
     untimed = [wait for wait in waits if wait.calls < wait.of_calls]

@@ -60,7 +60,7 @@ class Straggler(Finding, frozen=True, kw_only=True):
         return self.causes[0].cause if self.causes else "unknown"
 
 
-LATE = Figure[float]("late_ms", about="time per step that the other nodes wait for this node")
+LATE = Figure[float]("late_ms", about="time per step for which the other nodes wait for this node")
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from multinode.traffic.step_calls import SMALL_BYTES, ScanCurves
 from multinode.units import format_figure
 
 # Commit b3aeda4a of NCCL added a ring of operations; the plugin loads into NCCL 2.28 and newer.
-NEWER_PLUGIN = "but a plugin built from NCCL 2.30.3 or newer records all of them, with any NCCL version"
+NEWER_PLUGIN = "but a plugin built from NCCL 2.30.3 or newer records all of them, even with an older NCCL"
 
 # NCCL's names, and torch's.
 _OPS = {
@@ -162,26 +162,26 @@ _SOURCES = {
     _INSPECTOR: _source(
         "nccl-inspector",
         "busbw from NCCL's Inspector",
-        "calculated from the records of NCCL's Inspector plugin; for each operation, from the record of the worker "
-        "that waited least",
+        "calculated from the records of NCCL's Inspector plugin (for each operation, the record of the worker that "
+        "waited least)",
     ),
     "ddp span": _source(
         "ddp-span",
         "busbw from DDP's counters",
-        "calculated from DDP's counters; this is a lower bound, because the counters include waits between the first "
-        "bucket and the last",
+        "calculated from DDP's counters. This is a lower bound, because the counters include waits between the first "
+        "and the last bucket",
     ),
 }
 _SAMPLED = BANDWIDTHS.rule(
     "sampled",
-    about="an Inspector that recorded only some of the operations",
+    about="NCCL's Inspector recorded only some of the operations",
     message=f"only {{recorded_share:.0%}} of the operations were recorded, {NEWER_PLUGIN}",
     figures=("recorded_share",),
 )
 _BESIDE_ALONE = BANDWIDTHS.rule(
     "beside-nccl-test",
     about="comparison with the busbw of an nccl-test",
-    message="this is {share:.0%} of the busbw that nccl-test ({run_id}) measured for the same sizes, {alone} GB/s",
+    message="this is {share:.0%} of the busbw that nccl-test {run_id} measured for the same sizes ({alone} GB/s)",
     figures=("share", "alone_gb_per_s", "run_id"),
 )
 _AS_ASKED = BANDWIDTHS.rule(
@@ -273,7 +273,7 @@ def _by_counters(observed: Observed) -> InTraining:
         raise UnknownError("gradients stay on their node; see the rounds for the averages between nodes")
     steps = _counters(observed)
     if not steps:
-        raise UnknownError("the measured steps have no DDP counters; to see it, record a trace (--trace)")
+        raise UnknownError("the measured steps have no DDP counters; to measure the busbw, record a trace (--trace)")
     if _has_hooks(observed):
         raise UnknownError("a communication hook sends something other than DDP's buckets")
     measured = list(_measured(steps, observed.world_size).values())

@@ -68,8 +68,8 @@ _CPU_THROTTLED_ALONE = CAUSES.cause(
     "throttled_share_alone",
     cause="cpu",
     about="a CPU limit that throttles the node, while its peers have no limit",
-    message="a cgroup CPU limit{limit} throttled the job on {node} for {throttled_share:.0%} of the time, while there "
-    "is no limit on {they}",
+    message="a cgroup CPU limit{limit} throttled the job on {node} for {throttled_share:.0%} of the time, but there "
+    "is no such limit on {they}",
     hint=_RAISE_CPU_LIMIT,
     figures=("quota_cores", "throttled_share"),
 )
@@ -86,17 +86,17 @@ _IOWAIT = CAUSES.cause(
     cause="disk",
     about="CPUs that wait for a disk",
     message="iowait was {cpu_iowait_percent:.0f}% on {node}, compared with {peers_cpu_iowait_percent:.0f}% on {they}",
-    hint="find the disk: ssh {node} iostat -x 1 5",
+    hint="find the disk that causes the wait: ssh {node} iostat -x 1 5",
     figures=("cpu_iowait_percent", "peers_cpu_iowait_percent"),
 )
 _LITTLE_MEMORY = CAUSES.cause(
     "little_memory",
     cause="memory",
-    about="very little free memory, while its peers have more",
+    about="a node with very little free memory, while its peers have more",
     message="{node} had {memory_available_gib:.2f} GiB of free memory, compared with {peers_memory_available_gib:.2f} "
     "GiB on {they}",
     hint="find out what uses the memory and whether the node swaps: ssh {node} 'free -h; ps aux --sort=-rss | head'; "
-    "for the memory limit of a container, which `free` does not show: multinode check",
+    "to see the memory limit of a container, which `free` does not show: multinode check",
     figures=("memory_available_gib", "peers_memory_available_gib"),
 )
 _THROTTLED_FIGURES = ("throttled_share", "peers_throttled_share", "temperature_c", "peers_temperature_c")
@@ -106,8 +106,8 @@ _HEAT = CAUSES.cause(
     message="heat throttled a GPU on {node} for {throttled_share:.0%} of the time, compared with "
     "{peers_throttled_share:.0%} on {they}{degrees}",
     hint=(
-        "improve its cooling (fans, dust, adjacent GPUs); to watch it: ssh {node} nvidia-smi -q -d "
-        "TEMPERATURE,PERFORMANCE"
+        "improve the cooling of the GPU (fans, dust, adjacent GPUs); to watch its temperature: ssh {node} "
+        "nvidia-smi -q -d TEMPERATURE,PERFORMANCE"
     ),
     figures=_THROTTLED_FIGURES,
 )
@@ -124,14 +124,14 @@ _CLOCKS = CAUSES.cause(
     about="a GPU with lower clocks than its peers",
     message="GPU {gpu} on {node} ran at {sm_clock_mhz:.0f}{most} MHz, compared with {peers_sm_clock_mhz:.0f} MHz on "
     "{they}",
-    hint="find out what lowers its clocks: ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE",
+    hint="find out what lowers the clocks of the GPU: ssh {node} nvidia-smi -q -d CLOCK,PERFORMANCE",
     figures=("gpu", "sm_clock_mhz", "sm_clock_max_mhz", "peers_sm_clock_mhz"),
 )
 _PCIE = CAUSES.cause(
     "pcie",
     about="a GPU with a narrower PCIe link than its peers",
     message="GPU {gpu} on {node} had a PCIe link of {pcie}, compared with {peers_pcie} on {they}",
-    hint="reseat the GPU, or use a slot with all lanes; to see its lanes: ssh {node} nvidia-smi "
+    hint="reseat the GPU, or use a slot with all lanes; to see the link width: ssh {node} nvidia-smi "
     "--query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv",
     figures=("gpu", "pcie", "peers_pcie"),
 )

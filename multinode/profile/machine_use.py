@@ -33,7 +33,7 @@ _LONGEST_REASON, _MOST_REASONS = 64, 16
 _LINK = re.compile(r"gen (\d{1,2}) x(\d{1,2})")
 
 
-DIVIDED = Unknown("MIG divides it, and NVML counts all of its parts together")
+DIVIDED = Unknown("the GPU is divided by MIG, and NVML counts all of its parts together")
 """The use of a GPU that MIG divides."""
 
 
@@ -69,7 +69,7 @@ def _of(value: float | Unknown | None, whole: float | None, form: str = ".0f") -
 
 GPU_INDEX = Figure[int]("index", "GPU", form="number", about="index of the GPU")
 GPU_SM = Figure[float](
-    "sm_percent", "SM", "%", form="whole", about="share of the time in which a kernel ran on the GPU, in percent"
+    "sm_percent", "SM", "%", form="whole", about="percentage of the time in which a kernel ran on the GPU"
 )
 GPU_MEMORY = Figure[float](
     "peak_memory_gib",
@@ -265,7 +265,7 @@ JOB_CORES = Figure[float](
     cell=lambda row: UNKNOWN if (cores := or_none(row.item.job_cores)) is None else f"{cores:.2f}",
 )
 QUOTA_CORES = Figure[float](
-    "quota_cores", "quota", "cores", form="number", about="CPU cores that the job's cgroup allows"
+    "quota_cores", "quota", "cores", form="number", about="CPU cores that the job's cgroup may use"
 )
 THROTTLED = Figure[float](
     "throttled_share",
@@ -282,7 +282,7 @@ WORKER_MEMORY = Figure[float](
     "worker",
     "GiB",
     form="figure",
-    about="peak memory of the worker that used the most: allocated, and reserved by torch",
+    about="highest peak memory of the node's workers: allocated memory, and memory reserved by torch",
     cell=_worker_memory,
 )
 RETRANSMITTED = Figure[float](

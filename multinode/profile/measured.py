@@ -102,7 +102,7 @@ WORKERS_PER_NODE = Figure[int](
 DATASET_SAMPLES = Figure[int](
     "dataset_samples",
     form="number",
-    about="samples of the data set",
+    about="number of samples in the data set",
     aliases=("num_samples", "train_samples", "num_train_samples"),
 )
 ENERGY = Figure[float](

@@ -141,7 +141,7 @@ def _flows(joint: _Joint, manner: Manner) -> dict[int, Carried]:
 
 def _passed(joint: _Joint) -> dict[int, Carried]:
     if len(set(joint.nodes)) < len(joint.nodes):
-        raise UnknownError("it is not recorded whether it goes to a worker of the same node")
+        raise UnknownError("the records do not show whether the receiver is on the same node")
     flows = {}
     for rank, node in zip(joint.ranks, joint.nodes, strict=True):
         size = sum(call.step_bytes for call in joint.workers.get(rank, ()))

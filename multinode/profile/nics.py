@@ -106,7 +106,7 @@ NIC_PEAK = Figure[float](
     "peak",
     "Gbit/s",
     form="thousandths",
-    about="highest rate of the NIC between two samples, in its busier direction",
+    about="highest rate between two samples, in the NIC's busier direction",
     cell=_peak,
 )
 NIC_PEAKS: tuple[Figure[float], ...] = (
@@ -124,7 +124,12 @@ BUSIEST_LINK = Figure[float](
     about="traffic of the busiest NIC as a share of its link rate",
 )
 NIC_DROPS = Figure[int](
-    "drops", "errors", "/drops", form="whole", about="errors and drops of the NIC in the whole run", cell=_losses
+    "drops",
+    "errors",
+    "/drops",
+    form="whole",
+    about="errors and dropped packets of the NIC during the whole run",
+    cell=_losses,
 )
 
 
@@ -263,7 +268,7 @@ def _gbit_in(counters: Counters, span: Span) -> tuple[float, float]:
 def _gbit(bytes_per_s: float) -> float:
     rate = bytes_per_s * _GBIT_PER_BYTE
     if rate > _ABSURD_GBIT:
-        raise UnknownError("its counter shows more than any NIC carries")
+        raise UnknownError("its counter shows more than any NIC can carry")
     return rate
 
 

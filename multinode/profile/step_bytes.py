@@ -35,14 +35,14 @@ _INTERPOLATED = COUNTERS.rule(
 _RDMA = COUNTERS.rule(
     "rdma",
     about="RDMA ports that carried most of the traffic",
-    message="RDMA ({ports}) carried most of the traffic of {names}, so the NIC's figures include the RDMA ports.",
+    message="RDMA ({ports}) carried most of the traffic of {names}, so the NIC figures include the RDMA ports.",
     figures=("ports",),
 )
 _IDLE = COUNTERS.rule(
     "idle",
     about=f"traffic before training that exceeds {percent(_IDLE_IS_MUCH, '.0f')} of the traffic of a step",
-    message="Before training, {ifname} on {node} already carried {idle} in the time that a step takes. The "
-    "figures include such traffic.",
+    message="Before training, {ifname} on {node} already carried {idle} in a period as long as a step. The measured "
+    "NIC traffic includes such traffic.",
     figures=("ifname", "idle_bytes"),
 )
 _ONE_NODE = COUNTERS.rule(

@@ -20,10 +20,10 @@ from multinode.stats.unknown import UNMEASURED, Unknown, found, known, or_none, 
 # Of the host's time for both passes the GPU's, where it follows the host kernel by kernel.
 _FOLLOWS = 0.85
 _SOURCES = {
-    "ddp": "communication is exposed if DDP's counters show that the backward pass did not overlap it",
-    "device": "communication counts as exposed while the GPU's compute stream waits for it, as measured with CUDA "
+    "ddp": "Communication is exposed if DDP's counters show that the backward pass did not overlap it",
+    "device": "Communication counts as exposed while the GPU's compute stream waits for it, as measured with CUDA "
     "events",
-    "host": "communication counts as exposed while the worker is blocked in it",
+    "host": "Communication counts as exposed while the worker is blocked in it",
 }
 
 
@@ -117,7 +117,7 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
 # Parts of a step by WorkerSplit's names, in display order.
 _MEAN = "mean of the workers"
 PARTS: tuple[Figure[float], ...] = (
-    Figure("compute_ms", "compute", "ms", "ms", f"time of the forward and backward pass per step, {_MEAN}"),
+    Figure("compute_ms", "compute", "ms", "ms", f"time of the forward and backward passes per step, {_MEAN}"),
     Figure("exposed_ms", "exposed communication", "ms", "ms", f"exposed communication per step, {_MEAN}"),
     Figure(
         "wait_ms",
@@ -128,8 +128,8 @@ PARTS: tuple[Figure[float], ...] = (
         "waiting for slower workers",
     ),
     Figure("data_ms", "data", "ms", "ms", f"time per step spent waiting for batches, {_MEAN}", "waiting for data"),
-    Figure("optimizer_ms", "optimizer", "ms", "ms", f"optimizer per step, {_MEAN}"),
-    Figure("host_ms", "host", "ms", "ms", f"time in the rest of the step, {_MEAN}", "other host time"),
+    Figure("optimizer_ms", "optimizer", "ms", "ms", f"time of the optimizer per step, {_MEAN}"),
+    Figure("host_ms", "host", "ms", "ms", f"remaining time per step, {_MEAN}", "other host time"),
 )
 PART_NAMES = tuple(part.name for part in PARTS)
 
@@ -309,7 +309,7 @@ def _part_figures(exposure: Exposure, mean_ms: Callable[[str], float | None]) ->
         "compute_ms": no_compute,
         "data_ms": "no wait for a batch was recorded (not torch's data loader); such waits count as host time",
         "optimizer_ms": "no optimizer step was recorded; its time counts as host time",
-        "host_ms": f"it cannot be separated from compute, which is unknown: {no_compute}",
+        "host_ms": f"host time cannot be separated from compute, which is unknown: {no_compute}",
     }
     means_ms = {name: mean_ms(name) for name in (*PART_NAMES, *_BESIDE_PARTS)}
     return {
@@ -319,28 +319,28 @@ def _part_figures(exposure: Exposure, mean_ms: Callable[[str], float | None]) ->
 
 
 ALONE = "one worker does not communicate"
-_ONLY_DDP = "overlapped communication is counted only for DDP; to see it, record a trace (--trace)"
+_ONLY_DDP = "without a trace (--trace), overlapped communication is measured only for DDP"
 
 
 def _why_no_compute(exposure: Exposure) -> str:
     if exposure.device == "cpu":
         return "no forward or backward pass of this training was recorded"
-    return "for a GPU, only DDP's counters show it in every step; a trace (--trace) shows it in the traced steps"
+    return "on a GPU, only DDP's counters measure compute in every step; a trace (--trace) does so in the traced steps"
 
 
 def _rule(exposure: Exposure, mean: WorkerSplit) -> str:
-    rule = f"means over {exposure.rule}"
+    rule = f"Means over {exposure.rule}."
     if (by := _SOURCES.get(or_none(exposure.source) or "")) is not None:
         rule += (
-            f"; {by}; in each step, the minimum over all workers counts as transfer, and the rest as waiting for "
-            "slower workers"
+            f" {by}. In each step, the minimum over all workers counts as transfer, and the rest as waiting for "
+            "slower workers."
         )
     if exposure.device != "cpu":
-        rule += "; data and optimizer are host times, "
+        rule += " Data and optimizer are host times, "
         has_compute = not isinstance(mean.compute_ms, Unknown)
         rule += (
-            ("limited to the time outside compute and communication")
+            ("limited to the time outside compute and communication.")
             if has_compute
-            else "and the GPU may compute during them"
+            else "and the GPU may compute at the same time."
         )
     return rule

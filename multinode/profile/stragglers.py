@@ -54,7 +54,7 @@ _SLOWER = STRAGGLERS.rule(
 )
 _WAITED_FOR = STRAGGLERS.rule(
     "waited-for",
-    about="a node that the others wait for, if its slowdown was not measured or it has more work",
+    about="a node that the others wait for, if it has more work or if its slowdown is unknown",
     message="the others wait {late_ms} per step for {node} ({share:.1%} of the step)",
 )
 
@@ -62,17 +62,17 @@ CAUSES = CauseRules("Likely causes: a straggler compared with its peers")
 _NOTHING_DIFFERS = CAUSES.cause(
     "nothing_differs",
     cause="unknown",
-    about="no cause found: no compared figure differs",
-    message="{longer}no difference from {they} explains this (compared: {looked_at})",
-    hint="watch it during training: ssh {node} {watch!s}",
+    about="no cause found: none of the compared figures explains the delay",
+    message="{longer}no difference from {they} explains the delay (compared: {looked_at})",
+    hint="watch the node during training: ssh {node} {watch!s}",
     figures=("ranks", "compute_ms", "peers_compute_ms", "compared", "device"),
 )
 _NOTHING_TO_COMPARE = CAUSES.cause(
     "nothing_to_compare",
     cause="unknown",
     about="no cause found: no figure was recorded for both the node and its peers",
-    message="{longer}no other figures of {node} can be compared with {they}",
-    hint="watch it during training: ssh {node} {watch!s}",
+    message="{longer}no other figures were recorded for both {node} and {they}",
+    hint="watch the node during training: ssh {node} {watch!s}",
     figures=("ranks", "compute_ms", "peers_compute_ms", "device"),
 )
 _EVEN_WORK = (
@@ -83,7 +83,7 @@ _MORE = {
     unit: CAUSES.cause(
         f"more_{unit}",
         cause="work",
-        about=f"more {unit} per step than its peers",
+        about=f"workers with more {unit} per step than their peers",
         message=f"{{workers}} had {{{unit}_per_step:.0f}} {unit} per step, compared with "
         f"{{peers_{unit}_per_step:.0f}} on {{they}}",
         hint=_EVEN_WORK,
@@ -94,7 +94,7 @@ _MORE = {
 _SLOW_DATA = CAUSES.cause(
     "slow_data",
     cause="data",
-    about="longer waits for batches",
+    about="workers that wait longer for batches than their peers",
     message="{workers} waited {data_ms} per step for batches, compared with {peers_data_ms} on {they}",
     hint="check the disk from which {node!s} reads its data: ssh {node!s} iostat -x 1 5; if it is slow, use more data "
     "loader workers (dataloader_num_workers)",
@@ -103,8 +103,8 @@ _SLOW_DATA = CAUSES.cause(
 _BUSY_CPUS = CAUSES.cause(
     "busy_cpus",
     cause="cpu",
-    about="the job used fewer cores than on its peers, and the node's CPUs were busy",
-    message="the job used {cores} cores on {node}{when}, compared with {peers_cores} on {they}, while the CPUs of "
+    about="a node with busy CPUs, on which the job used fewer cores than on its peers",
+    message="the job used {cores} cores on {node}{when}, compared with {peers_cores} on {they}; the CPUs of "
     "{node} were {cpu_busy_percent:.0f}% busy",
     hint="check what else runs there: ssh {node} top -b -n 1",
     figures=("job_cores", "peers_job_cores", "cpu_busy_percent", "device"),
@@ -112,7 +112,7 @@ _BUSY_CPUS = CAUSES.cause(
 _FEWER_CORES_USED = CAUSES.cause(
     "fewer_cores",
     cause="cpu",
-    about="the job used fewer cores than on its peers",
+    about="a node on which the job used fewer cores than on its peers",
     message="the job used {cores} cores on {node}{when}, compared with {peers_cores} on {they}",
     hint="check whether a cgroup, taskset or OMP_NUM_THREADS limits the job to fewer cores on {node!s}",
     figures=("job_cores", "peers_job_cores", "device"),

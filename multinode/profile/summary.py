@@ -161,25 +161,26 @@ COMM_FIGURES: tuple[Figure[float], ...] = (
 
 
 class Summary(Throughput, frozen=True, kw_only=True):
-    """The figures of a run. If a figure is unknown, it states the reason.
+    """The figures of a run. A figure that is unknown states the reason.
 
     Attributes:
         strategy: sharding of the model, in words.
         recognised: the strategy, if it is a known one.
         fsdp_version: 1 or 2; None without FSDP.
-        steps: recorded optimizer steps.
-        steady_steps: measured ones.
-        rule: which these are.
-        step_time_ms: median over the workers of each step, over the measured steps; with rounds, the mean step of each.
-        parameters: of the model; `trainable` those with gradients.
-        dataset_samples: per epoch, of all workers.
-        all_steps_samples_per_s: as `samples_per_s`, including warm-up, as the Trainer counts.
-        trainer_samples_per_s: the Trainer's own figure.
-        balance: what dealing samples out by speed would give; None if unknown.
-        trace: the profiler's window, if there is one.
-        rounds: of averaging every H steps; None if nodes average at each step.
+        steps: number of recorded optimizer steps.
+        steady_steps: number of measured steps.
+        rule: which steps are measured, in words.
+        step_time_ms: statistics of the measured steps. The time of a step is the median of the workers. With rounds,
+            the mean step of each round is used.
+        parameters: parameters of the model. `trainable` counts those with gradients.
+        dataset_samples: samples per epoch, of all workers.
+        all_steps_samples_per_s: same as `samples_per_s`, but including the warm-up, as the Trainer counts.
+        trainer_samples_per_s: the figure that the Trainer reports.
+        balance: predicted effect of distributing samples by node speed; None if unknown.
+        trace: the window that the profiler traced, if any.
+        rounds: rounds of averaging every H steps; None if nodes average in each step.
         notes: what could not be recorded or read.
-        unused_levers: names of levers that changed nothing, as the training has a mechanism of its own.
+        unused_levers: names of levers that had no effect, because the training has its own mechanism.
     """
 
     schema: str = "multinode.summary/3"
@@ -312,8 +313,8 @@ def unused_gpus(summary: Summary) -> str | None:
     if summary.split.device != "cpu" or not gpus:
         return None
     return (
-        f"the workers trained on the CPUs, although the nodes have {format_count(gpus, 'GPU')}: see what torch finds "
-        "with multinode check"
+        f"the workers trained on the CPUs, although the nodes have {format_count(gpus, 'GPU')}: multinode check "
+        "shows what torch finds"
     )
 
 

@@ -58,7 +58,7 @@ def _processor_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     rows = [node_row(node) for node in nodes]
     # A row with only the node's name is dropped.
     told = tuple(row for row in rows if {figure.tell(row) for figure in _PROCESSORS} != {UNKNOWN})
-    note = "free: minimum available memory; worker: most memory of any worker, on its GPU if it has one"
+    note = "free: minimum available memory; worker: largest peak memory of a worker (GPU memory if it has a GPU)"
     return Frame(title="CPU and memory", rows=told, figures=(NODE_NAME, *_PROCESSORS)).sheet(notes=(note,))
 
 
@@ -66,7 +66,7 @@ def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
     gpus = [gpu for node in nodes for gpu in node.gpus]
     silent = any(gpu.peak_memory_gib == UNMEASURED and gpu.memory_total_gib is None and not gpu.mig for gpu in gpus)
     unified = (
-        ("a GPU without a value for memory shares its node's memory (unified memory): see free above",)
+        ("a GPU without a value for memory shares its node's memory (unified memory): see `free` above",)
         if silent
         else ()
     )
@@ -78,7 +78,7 @@ def _gpu_sheet(nodes: Sequence[NodeUse]) -> Sheet:
 _OF_DIVIDED = "sm_percent, memory, power and energy"
 _BAR = 30
 _MOST_CALLS = 8
-SMALLER = "Trainer: average_tokens_across_devices: false, a larger logging_steps"
+SMALLER = "with the Trainer, set average_tokens_across_devices: false and a larger logging_steps"
 """Settings that avoid calls that cost a round trip."""
 # Number of tiny calls per step that is worth a line.
 _OFTEN = 0.5
@@ -199,7 +199,7 @@ def _utilisation(summary: Summary) -> Iterator[tuple[str, ...]]:
     if isinstance(used, Unknown):
         return
     model, computed = format_sig(used.model_tflops), format_sig(used.hardware_tflops)
-    yield "TFLOP/s", f"{model} per GPU for the model, {computed} including recomputation; {used.rule}"
+    yield "TFLOP/s", f"{model} per GPU for the model, {computed} including recomputation; FLOPs per token: {used.rule}"
     if used.mfu is not None and used.hfu is not None:
         yield "MFU, HFU", f"{percent(used.mfu)}, {percent(used.hfu)} of {used.denominator}"
     else:
@@ -237,7 +237,7 @@ def _bar(row: Row) -> str:
 _PART = Figure[str]("part", "part", about="part of a step")
 _PART_TIME = Figure[float]("part_ms", "time", "ms", form="ms", about="time of a part of the step, mean of the workers")
 _OF_STEP = Figure[float]("of_step", "of the step", form="share", about="a part's share of the step time")
-_BAR_OF_STEP = Figure[str]("bar", about="the share of the step as a bar", cell=_bar)
+_BAR_OF_STEP = Figure[str]("bar", about="share of the step time as a bar", cell=_bar)
 
 
 def _communication(summary: Summary) -> Iterator[tuple[str, ...]]:

@@ -352,7 +352,7 @@ STEP_TIME = Figure[Estimate](
     "step",
     "ms",
     form="ms",
-    about="time of an optimizer step, median",
+    about="median time of an optimizer step",
     phrase="step time",
     has_range=True,
 )
@@ -361,7 +361,7 @@ STEP_TIME_P95 = Figure[float](
     "step, p95",
     "ms",
     form="ms",
-    about="time of an optimizer step, 95th percentile",
+    about="95th percentile of the time of an optimizer step",
     phrase="step time, p95",
 )
 STEP_TIME_CV = Figure[float](
@@ -372,7 +372,7 @@ MODEL_TFLOPS = Figure[float](
     "TFLOP/s",
     "a worker",
     form="figure",
-    about="TFLOP/s per worker that the model needs",
+    about="TFLOP/s per worker, excluding recomputation",
     csv="model_tflop_per_s_per_worker",
     # As Megatron-LM logs it.
     aliases=("throughput per GPU (TFLOP/s/GPU)",),
@@ -446,7 +446,7 @@ def utilisation_of(
         count = format_count(observed.world_size - sharing, "GPU")
         notes.append(f"{observed.world_size} workers share {count}, which counts once")
     if isinstance(speed.attention_length, Unknown):
-        bound = "an upper bound: samples are packed" if work.packing else "a lower bound, from the mean length"
+        bound = "an upper bound (packed samples)" if work.packing else "a lower bound (from the mean length)"
         notes.append(f"attention is {bound}")
     return msgspec.structs.replace(used, rule="; ".join(notes))
 

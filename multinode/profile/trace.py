@@ -237,7 +237,7 @@ def _unpack(data: bytes, most_bytes: int) -> bytes:
         if not more and not unpacker.eof:
             raise ValueError("the gzip file ends too early")
     if more or len(text) > most_bytes:
-        raise ValueError(f"more than {format_size(most_bytes)}: record fewer steps")
+        raise ValueError(f"it is larger than {format_size(most_bytes)}; record fewer steps")
     return text
 
 
@@ -447,8 +447,8 @@ _Key = tuple[int, str, str, int | None, int]
 
 _ONE_TRACED = NOTES.rule(
     "one-worker-traced",
-    about="the window of one of several workers",
-    message="only rank {rank} was traced: its waiting for others counts as communication",
+    about="a profiler's window of only one of several workers",
+    message="only rank {rank} was traced, so the time that it waits for other ranks counts as communication",
     figures=("rank",),
 )
 
@@ -598,13 +598,13 @@ _BOTH = (
 _ALONE = WINDOWS.rule(
     "window-alone",
     about="only the profiler's window shows exposed communication",
-    message=f"Exposed communication per step is {_WINDOW} in the profiler's window; without the window, it is unknown.",
+    message=f"Exposed communication per step is {_WINDOW} in the profiler's window. The counters do not show it.",
     figures=_WINDOW_FIGURES,
 )
 _AGREE = WINDOWS.rule(
     "agree",
     about="the window and the counters agree",
-    message=f"{_BOTH}. They agree within {{apart:.1%}} of the step.",
+    message=f"{_BOTH}. They agree to within {{apart:.1%}} of the step time.",
     figures=_BOTH_FIGURES,
 )
 
@@ -613,13 +613,16 @@ def _difference(code: str, about: str, why: str, *figures: str) -> Rule:
     return WINDOWS.rule(
         code,
         about=f"the window and the counters differ: {about}",
-        message=f"{_BOTH}. They differ by {{apart:.0%}} of the step{why}.",
+        message=f"{_BOTH}. They differ by {{apart:.0%}} of the step time{why}.",
         figures=(*_BOTH_FIGURES, *figures),
     )
 
 
 _FEW = _difference(
-    "few-steps", "the window is short", ". The window has too few steps ({window_steps}) to judge", "window_steps"
+    "few-steps",
+    "the window has too few steps",
+    ". The window has too few steps ({window_steps}) for a reliable comparison",
+    "window_steps",
 )
 _LONGER = _difference(
     "profiled-step",
@@ -638,22 +641,22 @@ _UNEXPLAINED = _difference("unexplained", "the reason is unknown", " for an unkn
 _WINDOW_FITS = WINDOWS.rule(
     "window-fits-nccl-test",
     about="an nccl-test agrees with the window, not with the counters",
-    message="At the speed of nccl-test {run_id}, a step's {size:.3g} MB take {took_ms}. The window agrees with that, "
-    "but the counters show more.",
+    message="At the speed that nccl-test {run_id} measured, the collectives of a step ({size:.3g} MB) take {took_ms}. "
+    "The window's figure agrees with that, but the counters' figure is higher.",
     figures=("run_id", "took_ms"),
 )
 _COUNTERS_FIT = WINDOWS.rule(
     "counters-fit-nccl-test",
     about="an nccl-test agrees with the counters, not with the window",
-    message="At the speed of nccl-test {run_id}, a step's {size:.3g} MB take {took_ms}. The counters agree with that, "
-    "but the window shows more.",
+    message="At the speed that nccl-test {run_id} measured, the collectives of a step ({size:.3g} MB) take {took_ms}. "
+    "The counters' figure agrees with that, but the window's figure is higher.",
     figures=("run_id", "took_ms"),
 )
 _NO_KERNELS = WINDOWS.rule(
     "no-kernels",
     about="collectives that run without NCCL kernels",
-    message="The trace has {kernels:.0f} NCCL kernels per step for {calls:.0f} calls. It does not show collectives "
-    "that use copy engines or symmetric memory, because they run without NCCL kernels.",
+    message="The trace has {kernels:.0f} NCCL kernels per step for {calls:.0f} calls. Collectives that use copy "
+    "engines or symmetric memory run without NCCL kernels, so the trace does not show them.",
     figures=("kernels", "calls"),
 )
 

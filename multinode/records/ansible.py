@@ -17,7 +17,8 @@ from multinode.transport.local import ask_program
 
 _ANSIBLE_S = 60.0
 _NO_ANSIBLE = (
-    "pip install ansible-core; or, where it is installed: ansible-inventory -i INVENTORY --list > listing.json"
+    "pip install ansible-core; or run this on a machine that has it: ansible-inventory -i INVENTORY --list > "
+    "listing.json"
 )
 
 

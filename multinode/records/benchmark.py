@@ -23,9 +23,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         collective: `all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `all_to_all` or `sendrecv`.
-        size_bytes: size as in nccl-tests: the size of the whole buffer that is reduced, gathered, scattered or sent.
-        turns: number of parts into which to divide the iterations. They alternate with raw TCP around the ring of
-            nodes. If 0, raw TCP is not measured.
+        size_bytes: size as in nccl-tests: size of the whole buffer that is reduced, gathered, scattered or sent.
+        turns: number of parts into which to divide the iterations. The parts alternate with measurements of raw TCP
+            from each node to the next. If 0, raw TCP is not measured.
     """
 
     collective: str = "all_reduce"

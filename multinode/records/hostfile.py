@@ -92,8 +92,8 @@ def _hint(path: Path) -> str:
     meant = f"did you mean {near}{colon}{group}?" if near is not None else ""
     # A file mostly has a suffix or a directory.
     if path.name == str(path) and not path.suffix and not colon:
-        meant += f"{' ' if meant else ''}for a node of this name: --hosts {shlex.quote(name)}:1"
-    return meant or f"{HINT}; or name the nodes here: --hosts node1:2,node2:2"
+        meant += f"{' ' if meant else ''}if it is the name of a node: --hosts {shlex.quote(name)}:1"
+    return meant or f"{HINT}; or name the nodes in the command: --hosts node1:2,node2:2"
 
 
 def _check_ownership(path: Path, cluster: Cluster) -> None:
@@ -174,7 +174,7 @@ def find_hosts(
     if lab is not None and (named or lab.directory == Path.cwd()):
         return lab.hostfile, by or "the lab that was started in this directory"
     raise UsageError(
-        "no hosts: give --hosts" + (", or --hosts lab for the lab that runs here" if lab is not None else ""),
+        "no hosts are given: use --hosts" + (", or --hosts lab for the lab that runs here" if lab is not None else ""),
         hint="pass a hostfile or a:2,b:2, or set $MULTINODE_HOSTS or hosts in multinode.toml; for virtual nodes: "
         "multinode lab up",
     )
@@ -182,6 +182,6 @@ def find_hosts(
 
 def _named_hosts(name: str, settings: Settings) -> str:
     if name not in settings.hosts:
-        known = f"it has {', '.join(settings.hosts)}" if settings.hosts else f'write {name} = "hosts.txt" there'
+        known = f"known names: {', '.join(settings.hosts)}" if settings.hosts else f'write {name} = "hosts.txt" there'
         raise UsageError(f"no hosts are named {name!r} under [hosts] in multinode.toml", hint=known)
     return settings.hosts[name]

@@ -69,7 +69,7 @@ def _refuse_json(text: str, source: str) -> None:
     is_listing = isinstance(document, dict) and ("_meta" in document or any(map(_is_group, document.values())))
     if not (is_range or is_listing):
         raise HostfileError(
-            f"{source}: JSON is read only if ansible-inventory --list printed it; this has no groups with hosts",
+            f"{source}: it is JSON, but not output of ansible-inventory --list: it has no groups with hosts",
             hint=_hint(document),
         )
 
@@ -89,7 +89,7 @@ def _refuse_yaml(text: str, source: str) -> None:
     if all(group is None or isinstance(group, dict) for group in groups) and any(map(_is_group, groups)):
         return
     raise HostfileError(
-        f"{source}: it is YAML, but not an Ansible inventory, which has groups with hosts", hint=_hint(document)
+        f"{source}: it is YAML, but not an Ansible inventory: it has no groups with hosts", hint=_hint(document)
     )
 
 

@@ -113,7 +113,7 @@ class TraceWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that torch.profiler records on some workers."""
 
     steps: int  # number of steps to record
-    after: int = 10  # the step after which the trace starts. If the run is too short, it starts earlier
+    after: int = 10  # the step after which the trace starts. If the run is too short, the trace starts earlier
     ranks: tuple[int, ...] = ()  # ranks to trace. Default: the first rank of each node
 
 
@@ -122,7 +122,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         profile: whether the workers record the times of their steps.
-        trace: steps that torch.profiler records after the warm-up. If None, it records no steps.
+        trace: steps that torch.profiler records after the warm-up. If None, torch.profiler is not used.
         sample_interval_s: interval between two samples of the NICs, CPUs and GPUs of a node.
         nccl_inspector: whether NCCL's Inspector plugin records every operation.
     """
@@ -134,7 +134,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The command that every node runs for a job, and where it runs.
+    """What every node does for a job: its command, its files, and its place in the job.
 
     Attributes:
         engine: name of the engine, which starts the workers (job/engines/engine.py).

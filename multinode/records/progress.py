@@ -474,7 +474,7 @@ NODE_FIGURES: tuple[Figure[float], ...] = (
         ("traffic of the data-plane NIC in its busier direction, as a share of the line rate"),
     ),
     Figure("gpu_percent", "SM", "(%)", "whole", "mean SM use of the node's GPUs"),
-    Figure("gpu_memory_gib", "mem", "(GiB)", "tenths", "memory in use on the GPU that uses the most"),
+    Figure("gpu_memory_gib", "mem", "(GiB)", "tenths", "highest memory use of the node's GPUs"),
     Figure("gpu_power_w", "power", "(W)", "whole", "mean power draw per GPU"),
     Figure("gpu_temperature_c", "temp", "(C)", "whole", "temperature of the hottest GPU"),
     Figure("left_s", about="estimated time to the end of training"),

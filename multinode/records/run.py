@@ -186,16 +186,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         status: `running`, `succeeded`, `failed`, `stopped` or `lost`.
-        started_s: controller's wall clock.
-        lease_s: how long the nodes continue without contact to the controller.
+        started_s: when the run started, by the controller's wall clock.
+        lease_s: how long the nodes continue without contact with the controller.
         kind: `launch`, `nccl-test`, `bench`, `contrast`, `advise`, `sweep`, `import`, `tune`, `tuning`.
-        detached: whether it continues without a controller.
-        attempts: of a run with restarts, oldest first; otherwise empty.
-        stop_reason: of a stopped run: a signal's name, `stop` (the command), or SLOWER_THAN_ONE_NODE.
-        command: the command line that started it; None if none did, as from Python.
-        part_of: the run that it is a part of, such as an attempt or one side of a contrast; None for a run by itself.
-        has_parts: whether it consists of other runs, which have plans, logs and samples.
-        missing_bytes: of logs and samples that could not be written here; `multinode attach` fetches them.
+        detached: whether the run continues without a controller.
+        attempts: the attempts of a run with restarts, oldest first. Empty for other runs.
+        stop_reason: why a run was stopped: the name of a signal, `stop` (the command), or SLOWER_THAN_ONE_NODE.
+        command: the command line that started the run; None if it was started from Python.
+        part_of: id of the run of which this run is a part, such as a contrast; None if it is not part of another run.
+        has_parts: whether the run consists of other runs, which have plans, logs and samples.
+        missing_bytes: bytes of logs and samples that could not be written here. `multinode attach` fetches them.
     """
 
     schema: str = "multinode.run/2"

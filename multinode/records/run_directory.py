@@ -107,7 +107,7 @@ class RunDirectory:
         matching = names[-1:] if run_id == "last" else match_runs(names, run_id)
         if run_id == "last":
             for ignored in runs.ignored_after_last:
-                _LOG.warning("ignored: %s", ignored)
+                _LOG.warning("a run is ignored: %s", ignored)
         if len(matching) == 1:
             return cls(root / matching[0])
         theirs = runs.ignored if run_id == "last" else match_runs(list(runs.ignored), run_id)
@@ -117,7 +117,7 @@ class RunDirectory:
             raise UsageError(f"there are no runs in {root} yet", hint="choose another directory: $MULTINODE_RUNS")
         found = f"{len(matching)} runs begin" if matching else "no run begins"
         raise UsageError(
-            f"{found} with {run_id!r} in {root} (the last ones: {', '.join((matching or names)[-3:])})",
+            f"{found} with {run_id!r} in {root} (the latest are {', '.join((matching or names)[-3:])})",
             hint="list them: multinode runs",
         )
 

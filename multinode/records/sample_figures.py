@@ -9,7 +9,7 @@ from multinode.figures.figure import Figure
 _WALL = Figure[float]("time_s", about="the node's wall clock")
 _CLOCK = Figure[int]("mono_ns", about="the node's monotonic clock")
 RANK = Figure[int]("rank", about="global rank of the worker")
-TRAFFIC = Figure[int]("traffic", about="key of the step's calls in the table `calls`")
+TRAFFIC = Figure[int]("traffic", about="key that leads from a step to its calls in the table `calls`")
 
 STEP: tuple[Figure[Any], ...] = (
     RANK,
@@ -18,7 +18,7 @@ STEP: tuple[Figure[Any], ...] = (
     Figure("time_s", about="the node's wall clock at the end of the step"),
     Figure("mono_ns", about="the node's monotonic clock at the end of the step"),
     Figure("step_time_us", about="time since the end of the previous step"),
-    Figure("samples", about="nominal samples that this worker processed"),
+    Figure("samples", about="nominal samples of this worker: per-device batch times accumulation"),
     Figure("micro_steps", about="number of forward passes with gradients"),
     Figure("tokens", about="tokens that this worker processed, including padding"),
     Figure("effective_tokens", about="tokens that this worker processed, excluding padding"),
@@ -27,11 +27,11 @@ STEP: tuple[Figure[Any], ...] = (
     TRAFFIC,
 )
 DDP: tuple[Figure[Any], ...] = (
-    Figure("ddp_forward_us", about="time of the last micro-batch's forward pass, by DDP's counter"),
-    Figure("ddp_backward_us", about="time of the backward computation, by DDP's counter"),
+    Figure("ddp_forward_us", about="time of the last micro-batch's forward pass, from DDP's counter"),
+    Figure("ddp_backward_us", about="time of the backward computation, from DDP's counter"),
     Figure(
         "ddp_comm_us",
-        about=("time from the start of the first bucket's reduction to the end of the last, by DDP's counter"),
+        about=("time from the start of the first bucket's reduction to the end of the last one's, from DDP's counter"),
     ),
     Figure("ddp_overlap_us", about="part of `ddp_comm_us` that overlaps with the backward computation"),
 )
@@ -74,7 +74,7 @@ GPU: tuple[Figure[Any], ...] = (
     Figure("index", about="NVML's index of the GPU"),
     Figure("mig", about="whether the GPU is partitioned with MIG"),
     Figure(
-        "sm_percent", about=("share of time in which a kernel ran, in percent; a waiting NCCL kernel counts as running")
+        "sm_percent", about=("percentage of the time in which a kernel ran; a waiting NCCL kernel counts as running")
     ),
     Figure("memory_used_gib", about="memory in use by all processes"),
     Figure("memory_total_gib", about="memory of the GPU"),
@@ -97,9 +97,9 @@ COLLECTIVE: tuple[Figure[Any], ...] = (
     RANK,
     Figure("local_rank", about="rank of the worker on its node"),
     Figure("index", about="index of the message in the request"),
-    Figure("collective", about="operation, by nccl-tests' name"),
-    Figure("dtype", about="nccl-tests' name for the element type"),
-    Figure("redop", about="nccl-tests' name for the reduction"),
+    Figure("collective", about="collective operation, as nccl-tests names it"),
+    Figure("dtype", about="element type, as nccl-tests names it"),
+    Figure("redop", about="reduction, as nccl-tests names it"),
     Figure("size_bytes", about="size of the message, as nccl-tests counts it"),
     Figure("count", about="number of elements, as nccl-tests counts them"),
     Figure("num_wrong", about="number of elements with wrong values"),
@@ -108,6 +108,6 @@ CALL: tuple[Figure[Any], ...] = (
     Figure("op", about="operation of torch.distributed"),
     Figure("group", about="name of the process group"),
     Figure("size_bytes", about="size of one call, as nccl-tests counts it"),
-    Figure("count", about="number of such calls in a step"),
-    Figure("source", about="`call` for calls of torch.distributed, `ddp` for the buckets of DDP's reducer"),
+    Figure("count", about="number of these calls in a step"),
+    Figure("source", about="`call` for a call of torch.distributed, `ddp` for a bucket of DDP's reducer"),
 )

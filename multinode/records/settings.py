@@ -99,7 +99,7 @@ def _parse(path: Path) -> _SettingsFile:
 def _is_ignored(path: Path) -> bool:
     stranger = describe_stranger(path)
     if stranger is not None:
-        _LOG.warning("ignored: %s %s (%s)", path, stranger, ownership_fix(path))
+        _LOG.warning("%s is ignored: it %s (%s)", path, stranger, ownership_fix(path))
     return stranger is not None
 
 

@@ -95,9 +95,9 @@ def show(compared: ComparedRecords) -> Iterator[Block]:
     told = [figure for figure in compared.figures if figure.changed or _is_unjudged(figure)]
     unjudged, left_out = sum(map(_is_unjudged, told)), len(compared.figures) - len(told)
     notes = [
-        *([f"not judged (no interval): {format_count(unjudged, 'figure')}"] if unjudged else ()),
+        *([f"without an interval, so the change may be noise: {format_count(unjudged, 'figure')}"] if unjudged else ()),
         *(
-            [f"not changed, or only within their intervals: {format_count(left_out, 'figure')} (--details lists them)"]
+            [f"no change beyond the intervals: {format_count(left_out, 'figure')} (--details lists them)"]
             if left_out
             else ()
         ),

@@ -25,7 +25,7 @@ from multinode.records.run import Failure, NodeRun, Run
 from multinode.secret_values import is_secret
 from multinode.units import about, format_count, format_figure
 
-ENDS = RuleGroup("Why a cell of a series, or a repeat, has no figures")
+ENDS = RuleGroup("Why a cell or a repeat has no figures")
 NO_FIGURES = ENDS.rule("no-figures", about="a run without figures", message="{lacks}")
 _TOO_SHORT = ENDS.rule(
     "too-short",
@@ -40,21 +40,24 @@ _KILLED = ENDS.rule(
     figures=("oom_kills",),
 )
 _ENDED = ENDS.rule(
-    "ended", about="a run that ended without a failure", message="the run ended as {status}", figures=("status",)
+    "ended",
+    about="a run that did not succeed, but has no failure",
+    message="the run ended with status {status}",
+    figures=("status",),
 )
 _STOPPED = ENDS.rule("stopped", about="a run that was stopped", message="it was stopped")
 BY_ANOTHER = ENDS.rule(
     "stopped-by-another", about="a run that another command stopped", message="another multinode command stopped it"
 )
-CUT_OFF = ENDS.rule("cut-off", about="a run without a controller", message="the run's controller was killed")
+CUT_OFF = ENDS.rule("cut-off", about="a run whose controller was killed", message="the run's controller was killed")
 REFUSED = ENDS.rule("refused", about="a run that could not be started", message="{error}")
-NO_NODES = ENDS.rule("no-nodes", about="a step of `bench` that has no nodes left", message="its nodes have failed")
+NO_NODES = ENDS.rule("no-nodes", about="a part of `bench` whose nodes have all failed", message="its nodes have failed")
 _REPEAT = ENDS.rule(
     "repeat", about=("a failed repeat of a cell; the other repeats keep their figures"), message="a repeat {how}: {why}"
 )
 _LARGER = ENDS.rule(
     "larger-batch",
-    about="a cell that needs more memory than a cell that ran out of memory",
+    about="a cell with a larger batch than a cell that ran out of memory",
     message="{small} already ran out of {memory}",
     figures=("small",),
 )

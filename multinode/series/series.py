@@ -282,7 +282,7 @@ class Series(abc.ABC):
                 self.keep(retry_failed(self.record, blocked))
                 if outcome.held:
                     raise NodeFailed(message_of(outcome.why), hint=f"once it is free, {_GOES_ON}").of_run(run_id)
-                raise NodeError(message_of(outcome.why), hint=f"once it can be reached, {_GOES_ON}").of_run(run_id)
+                raise NodeError(message_of(outcome.why), hint=f"once the node is reachable, {_GOES_ON}").of_run(run_id)
         self.require_going_on()
 
     def keep(self, record: GridRecord) -> None:
@@ -412,7 +412,7 @@ def _judge_by_time(launched: Launched, limit_s: float, context: RunContext) -> C
 def _short_of(launched: Launched, limit_s: float) -> str | None:
     run = launched.run
     if run.status != "stopped":
-        return f"it lost its controller and ended as {run.status}"
+        return f"it lost contact with the controller and ended with status {run.status}"
     for node in run.nodes:
         if node.status.cause not in _FROM_OUTSIDE:
             return f"it was not stopped on {node.name} ({(node.status.cause or node.state).replace('_', ' ')})"

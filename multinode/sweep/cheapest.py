@@ -22,30 +22,30 @@ _FOUND = CHEAPEST.rule(
 )
 _OTHER_JOBS = CHEAPEST.rule(
     "other_jobs",
-    about="none, because the full runs of the cells differ",
-    message="Cells {other}, so their full runs differ and their costs cannot be compared. To select one value: "
+    about="no cheapest cell, because the full runs of the cells differ",
+    message="The cells {other}, so the costs of their full runs cannot be compared. To select one value: "
     "--where {column}=...",
     figures=("other", "column"),
 )
 _UNTIMED = CHEAPEST.rule(
     "untimed",
-    about="none, because the duration of the full run is unknown",
+    about="no cheapest cell, because the duration of the full run is unknown",
     message="The duration of the full run is unknown for every cell: {reason}.",
     figures=("reason",),
 )
 _TOO_LATE = CHEAPEST.rule(
     "too_late",
-    about="none, because no cell finishes in time",
+    about="no cheapest cell, because no cell finishes in time",
     message="No cell finishes within {within}. The fastest, {label}, takes {takes}.",
 )
 _NO_PRICE = CHEAPEST.rule(
     "no_price",
-    about="none, because no cell that finishes in time has a price",
+    about="no cheapest cell, because no cell that finishes in time has a price",
     message="No cell that finishes in time has a price. Set price= in the hostfile, or use a prices file.",
 )
 _CURRENCIES = CHEAPEST.rule(
     "currencies",
-    about="none, because prices are in several currencies",
+    about="no cheapest cell, because prices are in several currencies",
     message="Prices are in {currencies}, so the cheapest cell is unknown.",
 )
 

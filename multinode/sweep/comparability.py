@@ -36,7 +36,7 @@ def other_work(rows: Sequence[CellRow]) -> str:
     """How the samples of the rows differ: `differ in model and stage`; empty if they do not."""
     differ, unknown = ([BY_NAME[name].words for name in names] for names in (differing(rows), untold(rows)))
     parts = [f"differ in {format_list(differ)}"] if differ else []
-    return " and ".join([*parts, f"do not all have {format_list(unknown)}"] if unknown else parts)
+    return " and ".join([*parts, f"do not all state {format_list(unknown)}"] if unknown else parts)
 
 
 def other_job(rows: Sequence[CellRow]) -> str:

@@ -218,8 +218,8 @@ LABEL = Figure[str](
 )
 SOURCE = Figure[str]("source", "source", about="`measured` here, or `imported`")
 STATE = Figure[str]("state", about="`measured`, `out_of_memory`, `skipped`, `failed` or `waiting`")
-OUT_OF = Figure[str]("out_of", about="`gpu` or `node`, whichever ran out of memory")
-REASON = Figure[str]("reason", about="why there are no figures")
+OUT_OF = Figure[str]("out_of", about="whether a `gpu` or a `node` ran out of memory")
+REASON = Figure[str]("reason", about="why the cell has no figures")
 PARAMETERS = Figure[float](
     "parameters",
     "parameters",
@@ -253,7 +253,7 @@ NETWORK = Figure[float](
     "network_gbit_per_s",
     "link",
     form="number",
-    about="total rate of a node's NICs",
+    about="total line rate of a node's NICs",
     aliases=("link_gbit_per_s",),
     cell=_link,
 )
@@ -262,7 +262,11 @@ RDMA = Figure[bool]("rdma", about="whether collectives use RDMA", aliases=("use_
 TOKENS_PER_SAMPLE = Figure[float]("tokens_per_sample", form="number", about="mean tokens per sample, including padding")
 SPEED = msgspec.structs.replace(SAMPLES_PER_S, cell=_speed)
 SPEED_RANGE = Figure[Estimate](
-    "samples_per_s_range", "from, to", form="range", about="interval of samples/s over repeats", cell=_speed_range
+    "samples_per_s_range",
+    "from, to",
+    form="range",
+    about="confidence interval of samples/s over the repeats",
+    cell=_speed_range,
 )
 RELATIVE = Figure[Estimate](
     "relative",
@@ -280,7 +284,7 @@ PEAK_MEMORY = Figure[float](
     "memory",
     "GiB",
     form="figure",
-    about="peak memory of the worker that used the most",
+    about="highest peak memory of all workers",
     aliases=("memory_gib", "gpu_memory_gib"),
 )
 SAMPLES_PER_MONEY = Figure[float](

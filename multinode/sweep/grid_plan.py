@@ -89,7 +89,7 @@ def _require_room(grid: Grid, cluster: Cluster) -> None:
             raise UsageError(
                 f"--workers-per-node {most} exceeds its {slots} slots",
                 node=node.name,
-                hint="use fewer workers, or raise slots= or gpus= in the hostfile",
+                hint="use fewer workers, or add slots (slots=) or GPUs (gpus=) in the hostfile",
             )
 
 

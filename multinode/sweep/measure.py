@@ -413,7 +413,7 @@ def _end(
     try:
         conclude(directory, context.runs)
     except MultinodeError as why:
-        context.say(f"its table cannot be created yet: {why}")
+        context.say(f"the table cannot be created yet: {why}")
     # With a full disk nothing can be stored, but the reason is still reported.
     with contextlib.suppress(MultinodeError):
         keep_status(directory, status, error=error)
@@ -477,7 +477,7 @@ def load_tables(root: Path, names: Sequence[str], look: Look | None = None) -> C
         if table is None:
             raise UsageError(
                 f"run {run_id} has no table",
-                hint="create one with multinode sweep or multinode import; two runs of another kind: multinode compare",
+                hint="create one with multinode sweep or multinode import; to compare other runs: multinode compare",
             )
         tables.append(table)
     return look_at(combine(tables), look or Look())

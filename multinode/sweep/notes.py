@@ -40,13 +40,13 @@ IGNORED_COLUMNS = OWN.rule(
 )
 LABEL_COLUMNS = OWN.rule(
     "label-columns",
-    about="text columns of an imported table with unknown titles, which label the rows",
-    message="These text columns have unknown titles and are used as labels: {names}.",
+    about="text columns with unknown titles, which label the rows of an imported table",
+    message="multinode uses these text columns with unknown titles as row labels: {names}.",
     figures=("names",),
 )
 NO_ROW = OWN.rule(
     "no-row",
-    about="no row of the table meets the conditions of --where",
+    about="no row of the table matches the conditions of --where",
     message="None of the {rows:,} rows matches {conditions}.",
     figures=("rows", "conditions"),
 )
@@ -60,18 +60,18 @@ BATCH_TERMS = FROM_ROWS.rule(
 )
 OTHER_WORK = FROM_ROWS.rule(
     "other-work",
-    about="rows with samples of different size, whose samples/s cannot be compared",
-    message="Rows {work}: {so}.",
+    about="rows whose samples/s cannot be compared, because their samples differ in size",
+    message="The rows {work}: {so}.",
 )
 IMPORTED = FROM_ROWS.rule(
     "imported",
     about="rows of an imported table",
-    message="Imported rows were measured elsewhere; the methods are unknown.",
+    message="Imported rows were measured elsewhere, with unknown methods.",
 )
 FEW_EXPOSED = FROM_ROWS.rule(
     "few-exposed",
     about="rows in which exposed communication is known for only some of the measured steps",
-    message="In {rows}, exposed communication is known for only some of the measured steps; {label}: {steps}.",
+    message="In {rows}, exposed communication is known for only some of the measured steps ({label}: {steps}).",
 )
 CURRENCIES = FROM_ROWS.rule(
     "currencies",
@@ -89,7 +89,7 @@ FILED_PRICES = FROM_PRICES.rule(
 ASSUMED_CURRENCY = FROM_PRICES.rule(
     "assumed-currency",
     about="prices without a currency",
-    message="Prices without a currency, from a hostfile or an imported table, are taken to be in {currency}.",
+    message="Prices that have no currency in a hostfile or an imported table are taken to be in {currency}.",
     figures=("currency",),
 )
 UNPRICED = FROM_PRICES.rule(

@@ -206,7 +206,7 @@ def unmeasured_sheet(table: CellTable) -> Sheet:
 def marks_sheet(table: CellTable) -> Sheet:
     """What disturbed a row, which of its repeats failed; of an imported one, what contradicts itself or its network."""
     return Sheet(
-        title="marked",
+        title="remarks",
         columns=(Column("cell", words=True), Column("what", words=True)),
         rows=tuple((row.label, mark) for row in table.cells for mark in _marks(row)),
     )
@@ -394,7 +394,7 @@ def _unjudged(rows: Sequence[CellRow]) -> Iterator[str]:
     for row in rows:
         if row.unjudged is not None:
             labels.setdefault(row.unjudged.reason, []).append(row.label)
-    yield from (f"{_listed(names)} not judged: {reason}" for reason, names in labels.items())
+    yield from (f"{_listed(names)} not evaluated: {reason}" for reason, names in labels.items())
 
 
 def _few(label: str, texts: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -102,9 +102,9 @@ def _find(rows: Sequence[CellRow], label: str) -> CellRow:
             f"the table has no row {label!r}", hint=f"its rows are: {', '.join(row.label for row in rows)}"
         )
     if not has_speed(row):
-        fast = ", ".join(row.label for row in rows if has_speed(row)) or "none of its rows"
+        fast = ", ".join(row.label for row in rows if has_speed(row)) or "none"
         raise UsageError(
-            f"row {label!r} has no samples/s for comparison (state: {row.state})", hint=f"these have: {fast}"
+            f"row {label!r} has no samples/s for comparison (state: {row.state})", hint=f"rows with samples/s: {fast}"
         )
     return row
 
@@ -123,7 +123,7 @@ def _rule(summaries: Sequence[Summary]) -> str:
         _span(summary.steps - summary.steady_steps for summary in summaries),
         _span(summary.steps for summary in summaries),
     )
-    return f"the first steps of each run are excluded as warm-up: {dropped} of {made}"
+    return f"the first {dropped} of the {made} steps of each run are excluded as warm-up"
 
 
 def _span(counts: Iterable[int]) -> str:

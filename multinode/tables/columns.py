@@ -102,7 +102,7 @@ _COLUMNS = (
         LABEL,
         "text",
         written="name",
-        about=("name of the row. By default, multinode makes it from the columns that distinguish the rows"),
+        about="name of the row. By default, multinode builds it from the columns in which the rows differ",
     ),
     TableColumn(MODEL, "text"),
     TableColumn(PARAMETERS, "number", about="parameters of the whole model: `7B`, `110M`"),
@@ -110,36 +110,38 @@ _COLUMNS = (
     TableColumn(DATASET, "text"),
     TableColumn(DEVICE, "text"),
     TableColumn(WORLD_SIZE, "count", written="devices", about="total number of GPUs"),
-    TableColumn(NODES, "count"),
+    TableColumn(NODES, "count", about="number of nodes"),
     TableColumn(WORKERS_PER_NODE, "count"),
     TableColumn(
         NETWORK,
         "link",
-        about="rate of all NICs of a node together, in bits: `10GbE`, `100 Gbit/s`, `8x400G InfiniBand`, `4x HDR`. "
-        "InfiniBand, RoCE and EFA are RDMA; with `TCP` or `IPoIB` added, they are not",
+        about="total rate of a node's NICs in bits per second: `10GbE`, `100 Gbit/s`, `8x400G InfiniBand`, `4x HDR`. "
+        "InfiniBand, RoCE and EFA count as RDMA, unless the cell also has `TCP` or `IPoIB`",
         bare=(
             *("link", "link_rate", "link_speed", "network", "network_link", "network_bandwidth", "network_speed"),
             *("inter_node_network", "inter_node_link", "inter_node_bandwidth", "nic", "nic_speed", "nic_bandwidth"),
         ),
     ),
-    TableColumn(RDMA, "flag", about="true or false; needed if the link does not show it"),
-    TableColumn(METHOD, "text", about="training method, in any words"),
+    TableColumn(RDMA, "flag", about="true if collectives use RDMA; needed if the link does not show it"),
+    TableColumn(METHOD, "text", about="training method, as free text"),
     TableColumn(LORA_RANK, "count"),
     TableColumn(STAGE, "text"),
     TableColumn(STRATEGY, "text"),
     TableColumn(PRECISION, "text"),
-    TableColumn(Figure("fp16", about="true or false; if false, the precision is unknown"), "flag"),
-    TableColumn(Figure("bf16", about="true or false; if false, the precision is unknown"), "flag"),
+    TableColumn(Figure("fp16", about="true if the precision is fp16; if false, the precision is unknown"), "flag"),
+    TableColumn(Figure("bf16", about="true if the precision is bf16; if false, the precision is unknown"), "flag"),
     TableColumn(SEQUENCE_LENGTH, "count"),
     TableColumn(PER_DEVICE_BATCH, "count"),
     TableColumn(ACCUMULATION, "count"),
     TableColumn(
-        Figure("all_devices_batch", about="samples per micro-batch of all workers", aliases=("train_bs",)), "count"
+        Figure("all_devices_batch", about="samples per micro-batch, of all workers", aliases=("train_bs",)), "count"
     ),
     TableColumn(GLOBAL_BATCH, "count"),
     TableColumn(DATASET_SAMPLES, "count", written="samples"),
-    TableColumn(Figure("epochs", aliases=("num_train_epochs", "epoch", "num_epochs")), "epochs"),
-    TableColumn(Figure("tokens", about="tokens of the data set", aliases=("dataset_tokens",)), "count"),
+    TableColumn(
+        Figure("epochs", about="number of epochs", aliases=("num_train_epochs", "epoch", "num_epochs")), "epochs"
+    ),
+    TableColumn(Figure("tokens", about="number of tokens in the data set", aliases=("dataset_tokens",)), "count"),
     TableColumn(TOKENS_PER_SAMPLE, "number"),
     TableColumn(
         Figure(
@@ -158,9 +160,9 @@ _COLUMNS = (
     ),
     TableColumn(TGS, "measured"),
     TableColumn(MODEL_TFLOPS, "measured"),
-    TableColumn(MFU, "share", about="share of the device's peak: `0.45` or `45%`"),
+    TableColumn(MFU, "share", about="model FLOPs utilization, as a share of the device's peak: `0.45` or `45%`"),
     TableColumn(HARDWARE_TFLOPS, "measured"),
-    TableColumn(HFU, "share", about="share of the device's peak, with recomputation"),
+    TableColumn(HFU, "share", about="hardware FLOPs utilization (including recomputation), as a share of the peak"),
     TableColumn(
         STEP_TIME,
         "measured",
@@ -174,7 +176,7 @@ _COLUMNS = (
     TableColumn(
         PEAK_MEMORY,
         "measured",
-        about="peak memory of the worker that needed the most. MB is 1e6 bytes; `nvidia-smi` counts in MiB",
+        about="peak memory of the worker that needed the most. MB is 1e6 bytes; `nvidia-smi` reports MiB",
         written="memory_gib",
         units={
             f"{name}_{unit}": scale / GIB
@@ -200,10 +202,10 @@ _COLUMNS = (
         ),
     ),
     TableColumn(ENERGY, "measured"),
-    TableColumn(PRICE_PER_HOUR, "price", about="price of all devices in the row"),
-    TableColumn(PRICE_PURCHASE, "price", about="price of all devices in the row"),
-    TableColumn(Figure("price_gpu_per_hour", about="price of one device"), "price"),
-    TableColumn(Figure("price_purchase_gpu", about="price of one device"), "price"),
+    TableColumn(PRICE_PER_HOUR, "price", about="price per hour of all devices in the row"),
+    TableColumn(PRICE_PURCHASE, "price", about="purchase price of all devices in the row"),
+    TableColumn(Figure("price_gpu_per_hour", about="price per hour of one device"), "price"),
+    TableColumn(Figure("price_purchase_gpu", about="purchase price of one device"), "price"),
     TableColumn(CURRENCY, "text", about="currency of the row's prices, as one word"),
 )
 

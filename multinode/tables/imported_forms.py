@@ -17,8 +17,8 @@ from multinode.strict_yaml import yaml_nodes
 from multinode.tables.imported_titles import read_title
 
 HINT = (
-    "a table has column names, such as gpu,gpus,batch,samples/s in a CSV, and one row per training run; TSV, "
-    "Markdown, aligned text, JSON and YAML are read too"
+    "a table needs column names, such as gpu,gpus,batch,samples/s in a CSV, and one row per training run; other "
+    "formats are TSV, Markdown, aligned text, JSON and YAML"
 )
 FORMS = (".csv", ".tsv", ".md", ".markdown", ".txt", ".json", ".jsonl", ".yaml", ".yml")
 """Suffixes of supported files."""

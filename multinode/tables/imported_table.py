@@ -352,7 +352,7 @@ def _unknown(cells: Sequence[Cell]) -> TableError:
     return TableError(
         f"{number} {', '.join(titles)}",
         cells[0].line,
-        f"--column {title + '=NAME'!r} maps it, --ignore {title!r} ignores it, --skip-unknown ignores all; "
+        f"to map it: --column {title + '=NAME'!r}; to ignore it: --ignore {title!r}; to ignore all: --skip-unknown; "
         f"names: {_all_names()}",
         cells[0].separator,
     )
@@ -382,7 +382,7 @@ def _value(cell: Cell, column: ImportedColumn) -> Value:
 
 def _other_way(cell: Cell) -> str:
     title = cell.title[:_SHOWN]
-    return f"to map it to another column: --column {title + '=NAME'!r}; to leave it out: --ignore {title!r}"
+    return f"to map it to another column: --column {title + '=NAME'!r}; to ignore it: --ignore {title!r}"
 
 
 def _require_printable(text: str, cell: Cell) -> None:

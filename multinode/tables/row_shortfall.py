@@ -39,7 +39,7 @@ def with_shortfalls(rows: Sequence[CellRow]) -> tuple[CellRow, ...]:
             one_node.setdefault(_training(row), []).append(row)
     asked = [row for row in rows if _is_asked(row)]
     judged = {row.label: _judged(row, one_node.get(_training(row), ())) for row in asked[:_MOST]}
-    judged |= {row.label: _unjudged(row, f"only the first {_MOST:,} rows are judged") for row in asked[_MOST:]}
+    judged |= {row.label: _unjudged(row, f"only the first {_MOST:,} rows are evaluated") for row in asked[_MOST:]}
     return tuple(judged.get(row.label, row) for row in rows)
 
 

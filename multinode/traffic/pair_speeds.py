@@ -216,7 +216,7 @@ def fastest_of(*tries: Iterable[PairSpeed]) -> tuple[PairSpeed, ...]:
     return tuple(best.values())
 
 
-ODD = NetworkRules("Odd streams between nodes")
+ODD = NetworkRules("Slow or failed streams between nodes")
 
 
 def _odd(kind: str, *, about: str, message: str, hint: str) -> NetworkRule:
@@ -227,9 +227,10 @@ def _odd(kind: str, *, about: str, message: str, hint: str) -> NetworkRule:
 _ODD = {
     "node": _odd(
         "node",
-        about="a node that is slow in both directions with every peer",
-        message="a stream between {node} and any peer reaches at most {best} in both directions, {measure}",
-        hint="check the cable, switch port and other traffic of {node!s}; run on {node!s}: ip -s link; tc -s qdisc",
+        about="a node that sends slowly to every peer and receives slowly from every peer",
+        message="a stream between {node} and any peer reaches at most {best} in either direction, {measure}",
+        hint="check the cable and the switch port of {node!s}, and look for other traffic; run there: ip -s link; tc "
+        "-s qdisc",
     ),
     "sends": _odd(
         "sends",
@@ -247,20 +248,20 @@ _ODD = {
     "cable": _odd(
         "cable",
         about="two nodes that are slow in both directions",
-        message="a stream between {node} and {peer} reaches at most {best} in both directions, {measure}",
-        hint="check the cable, NIC and switch port of {node!s} and {peer!s}, and the path between them; run ip -s "
-        "link on both; replace one cable",
+        message="a stream between {node} and {peer} reaches at most {best} in either direction, {measure}",
+        hint="check the cable, NIC and switch port of {node!s} and {peer!s}, and the path between them: run ip -s "
+        "link on both, then replace one cable",
     ),
     "one_way": _odd(
         "one_way",
         about="two nodes that are slow in one direction",
         message="a stream from {node} to {peer} reaches {best}, {measure}",
-        hint="traffic of {node!s} may be shaped, or lost on the path to {peer!s}: run tc -s qdisc on {node!s}, and ip "
-        "-s link on {peer!s}",
+        hint="traffic from {node!s} may be shaped, or lost on the path to {peer!s}: run tc -s qdisc on {node!s}, and "
+        "ip -s link on {peer!s}",
     ),
     "all": _odd(
         "all",
-        about="all streams",
+        about="all streams between the nodes are slow",
         message="no stream between the nodes exceeds {best}, {measure}",
         hint="check the shared switch, other traffic and busy CPUs, and measure again on an idle network",
     ),
@@ -304,7 +305,11 @@ class _Field:
         well = [speed for pair, speed in self._speeds.items() if not slow[pair]]
         usual = statistics.median(well) if well else self._dues.get(best, self._usual)
         due = self._dues[best] if self._speeds[best] < self._least_of_due(best) else None
-        measure = f"{format_rate(due)} expected" if due is not None else f"compared with the usual {format_rate(usual)}"
+        measure = (
+            f"compared with the expected {format_rate(due)}"
+            if due is not None
+            else f"compared with the usual {format_rate(usual)}"
+        )
         node, peer = (blame.nodes[0], blame.nodes[-1]) if blame.nodes else (None, "")
         return _ODD[blame.kind].found(
             node if len(blame.nodes) == 1 else None,

@@ -57,27 +57,27 @@ NO_ANSWER = Refusal(
     kind=ResolveError,
     catches="a name server does not answer",
     message="could not resolve {host!r}: the name servers do not answer",
-    hint="check /etc/resolv.conf on this machine, or use an address or a line in /etc/hosts",
+    hint="check /etc/resolv.conf on this machine, use an IP address in the hostfile, or add the name to /etc/hosts",
     texts=("Could not resolve hostname {host}: Temporary failure",),
 )
 NO_NAME = Refusal(
     kind=ResolveError,
     catches="the name of a node does not resolve",
     message="the name {host!r} does not resolve to an address",
-    hint="correct the name in the hostfile, or give it a HostName in ~/.ssh/config",
+    hint="correct the name in the hostfile, or set HostName for it in ~/.ssh/config",
     texts=("Could not resolve hostname {host}:", "hostname contains invalid characters"),
 )
 CHANGED_KEY = Refusal(
     kind=HostKeyError,
     catches="a host key differs from known_hosts",
     message=(
-        "its host key has changed: it presents {shown}, but known_hosts has {known}. The node was reinstalled, or "
-        "something intercepts the connection"
+        "its host key has changed: it presents {shown}, but known_hosts has {known}. Either the node was reinstalled, "
+        "or something intercepts the connection"
     ),
     hint=(
-        "print the key on the node's console with the first command (or a similar one). If it matches the new key, "
-        "run the second command on this machine:\nssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub\nssh-keygen -f "
-        "{file} -R {entry} && {accept} true"
+        "on the node's console, print the fingerprint of its key with the first command (if the key has another type, "
+        "change the file name). If it matches the presented key, run the second command on this machine:\nssh-keygen "
+        "-lf /etc/ssh/ssh_host_ed25519_key.pub\nssh-keygen -f {file} -R {entry} && {accept} true"
     ),
     texts=("REMOTE HOST IDENTIFICATION HAS CHANGED",),
 )
@@ -86,8 +86,8 @@ REVOKED_KEY = Refusal(
     catches="a host key is revoked (@revoked, RevokedHostKeys)",
     message="its host key was revoked ({fingerprint})",
     hint=(
-        "if it was revoked by mistake, remove it from RevokedHostKeys or @revoked; otherwise create a new key on the "
-        "node, as root:\nrm /etc/ssh/ssh_host_*; ssh-keygen -A"
+        "if the key was revoked by mistake, remove it from the RevokedHostKeys file or the @revoked line; otherwise "
+        "create new keys on the node, as root:\nrm /etc/ssh/ssh_host_*; ssh-keygen -A"
     ),
     texts=("REVOKED HOST KEY", "revoked by file", "was revoked"),
 )
@@ -96,35 +96,35 @@ BAD_CERTIFICATE = Refusal(
     catches="a host certificate is invalid (expired, for another name, from an unknown CA)",
     message="its host certificate is invalid: {reason}",
     hint=(
-        "let the CA sign the node's host key again, for the name that you use; or compare {fingerprint} and accept "
-        "the key once:\n{accept} -o HostKeyAlgorithms=-*-cert-* true"
+        "have the CA sign the node's host key again, for the name that you use; or compare the fingerprint "
+        "({fingerprint}) and accept the key once:\n{accept} -o HostKeyAlgorithms=-*-cert-* true"
     ),
 )
 KEPT_NOWHERE = Refusal(
     kind=HostKeyError,
-    catches="a host key is unknown and is not stored (UserKnownHostsFile /dev/null)",
+    catches="a host key is unknown, and ssh does not store host keys (UserKnownHostsFile /dev/null)",
     message=(
         "its host key is unknown ({fingerprint}), and the SSH configuration stores no keys (UserKnownHostsFile "
         "/dev/null)"
     ),
     hint=(
-        "set UserKnownHostsFile ~/.ssh/known_hosts for it in the SSH configuration, then compare the fingerprint and "
-        "accept it once:\n{accept} true"
+        "set UserKnownHostsFile ~/.ssh/known_hosts for the node in the SSH configuration, then compare the fingerprint "
+        "and accept the key once:\n{accept} true"
     ),
 )
 UNKNOWN_KEY = Refusal(
     kind=HostKeyError,
     catches="a host key is not in known_hosts",
     message="its host key is unknown ({fingerprint})",
-    hint="compare the fingerprint and accept it once:\n{accept} true",
+    hint="compare the fingerprint and accept the key once:\n{accept} true",
     texts=("Host key verification failed", "No ... host key is known"),
 )
 NO_ALGORITHM = Refusal(
     kind=ConnectError,
     catches="ssh and sshd have no algorithm in common (sshd is old or hardened)",
     message="no SSH connection to {where}: ssh and sshd have no {what} in common; sshd offers {offer}",
-    hint="allow one of these for the node in ~/.ssh/config (KexAlgorithms, HostKeyAlgorithms, Ciphers or MACs, with + "
-    "before the name), or update its sshd",
+    hint="allow one of these algorithms for the node in ~/.ssh/config (KexAlgorithms, HostKeyAlgorithms, Ciphers or "
+    "MACs, with + before the name), or update its sshd",
     texts=("no matching {what} found. Their offer: {offer}",),
 )
 NOT_SSH = Refusal(
@@ -144,8 +144,8 @@ NO_PLACE = Refusal(
     kind=ConnectError,
     catches="sshd closes the connection immediately (MaxStartups or a block list)",
     message=(
-        "no SSH connection to {where}: sshd closed it before login, because of too many logins (MaxStartups) or "
-        "because it blocks this machine"
+        "no SSH connection to {where}: sshd closed it before login, because there are too many logins (MaxStartups) or "
+        "because sshd blocks this machine"
     ),
     hint=(
         "close other logins to the node, or raise MaxStartups in its sshd_config; check whether fail2ban or "
@@ -200,8 +200,8 @@ FORWARD_REFUSED = Refusal(
     kind=ConnectError,
     catches="a jump host does not forward",
     message=(
-        "its jump host {gate} does not forward to {where}, because of AllowTcpForwarding or PermitOpen in "
-        "sshd_config, or no-port-forwarding for your key"
+        "its jump host {gate} does not forward to {where}: AllowTcpForwarding or PermitOpen in its sshd_config forbids "
+        "it, or your key has the option no-port-forwarding"
     ),
     hint="allow forwarding on the jump host (AllowTcpForwarding yes), or name another jump host: jump= in the hostfile",
     texts=("administratively prohibited",),
@@ -225,8 +225,8 @@ SECOND_FACTOR = Refusal(
     catches="sshd requires a second factor",
     message="the key was accepted, but sshd also requires {methods}",
     hint=(
-        "log in once; multinode then reuses that connection. Set ControlMaster auto, ControlPath ~/.ssh/cm-%C and "
-        "ControlPersist 8h for the node in ~/.ssh/config, then log in:\n{login} true"
+        "set ControlMaster auto, ControlPath ~/.ssh/cm-%C and ControlPersist 8h for the node in ~/.ssh/config, then "
+        "log in once; multinode reuses that connection:\n{login} true"
     ),
 )
 REFUSED_KEY = Refusal(
@@ -244,9 +244,9 @@ NO_KEY_TAKEN = Refusal(
     catches="sshd does not accept keys",
     message="sshd does not accept keys for user {user!r}; it requires {methods}",
     hint=(
-        "allow keys in its sshd_config (PubkeyAuthentication yes), or log in once; multinode then reuses that "
-        "connection. Set ControlMaster auto, ControlPath ~/.ssh/cm-%C and ControlPersist 8h for the node in "
-        "~/.ssh/config, then log in:\n{login} true"
+        "allow keys in its sshd_config (PubkeyAuthentication yes), or log in once by hand: set ControlMaster auto, "
+        "ControlPath ~/.ssh/cm-%C and ControlPersist 8h for the node in ~/.ssh/config, then log in; multinode reuses "
+        "that connection:\n{login} true"
     ),
 )
 OPEN_KEY = Refusal(
@@ -267,8 +267,8 @@ AGENT_REFUSED = Refusal(
     catches="the SSH agent does not sign (the key needs confirmation or touch, or the agent is locked)",
     message="the SSH agent did not sign with a key that the node accepts: signing failed{reason}",
     hint=(
-        "log in once by hand and confirm or touch the key; multinode then reuses that connection. Set ControlMaster "
-        "auto, ControlPath ~/.ssh/cm-%C, ControlPersist 8h for it in ~/.ssh/config; then:\n{login} true"
+        "set ControlMaster auto, ControlPath ~/.ssh/cm-%C and ControlPersist 8h for the node in ~/.ssh/config. Then "
+        "log in once by hand, and confirm or touch the key; multinode reuses that connection:\n{login} true"
     ),
     texts=("sign_and_send_pubkey: signing failed{reason}",),
 )
@@ -311,11 +311,11 @@ LOGIN_ENDED = Refusal(
 )
 SLOW_LOGIN = Refusal(
     kind=ConnectError,
-    catches="a login takes too long (a reverse DNS lookup, LDAP)",
+    catches="a login takes too long (reverse DNS lookup or LDAP)",
     message="sshd on {where} exchanged keys but did not finish the login in time",
     hint=(
-        "find out what sshd is waiting for: set UseDNS no in its sshd_config, and check LDAP or other sources of "
-        "accounts and keys"
+        "set UseDNS no in its sshd_config. If the login is still slow, check LDAP and other sources of accounts and "
+        "keys"
     ),
 )
 OTHERWISE = Refusal(
@@ -337,23 +337,25 @@ SWALLOWED = Refusal(
     kind=NodeFailed,
     catches="a shell exits before it runs a command: `exit` in ~/.bashrc, or a ForceCommand",
     message=(
-        "the command did not run, because of a start-up script there (~/.bashrc, ~/.ssh/rc, a ForceCommand){printed}"
+        "the command did not run, because a start-up script on the node prevented it (~/.bashrc, ~/.ssh/rc or a "
+        "ForceCommand){printed}"
     ),
     hint=(
-        "this command must print ok immediately. If a start-up script prevents that, make it test for a terminal "
-        "first, for example with [ -t 0 ]:\n{login} echo ok"
+        "the command below must print ok immediately. If a start-up script prevents that, make the script test for a "
+        "terminal first, for example with [ -t 0 ]:\n{login} echo ok"
     ),
 )
 SILENT = Refusal(
     kind=ContactLost,
-    catches="a shell does not run a command in time: ~/.bashrc waits for input or starts another shell, or it hangs",
+    catches="a shell does not run a command in time: ~/.bashrc waits for input or starts another shell, or the node "
+    "hangs",
     message=(
-        "sshd opens sessions, but no command ran within {within_s:.0f} s: a start-up script there (~/.bashrc, "
-        "~/.ssh/rc, a ForceCommand) prevents it, or the node hangs{printed}"
+        "sshd opens sessions, but no command ran within {within_s:.0f} s. Either a start-up script on the node "
+        "(~/.bashrc, ~/.ssh/rc or a ForceCommand) prevents it, or the node hangs{printed}"
     ),
     hint=(
-        "this command must print ok immediately. If a start-up script prevents that, make it test for a terminal "
-        "first, for example with [ -t 0 ]:\n{login} echo ok"
+        "the command below must print ok immediately. If a start-up script prevents that, make the script test for a "
+        "terminal first, for example with [ -t 0 ]:\n{login} echo ok"
     ),
 )
 NO_PYTHON = Refusal(
@@ -376,9 +378,9 @@ NOT_STORED = Refusal(
     catches="a home directory is full, read-only or owned by another user",
     message="the agent could not be stored in ~/{folder}: {said}",
     hint=(
-        "the home directory must be writable and not full, and you must own ~/.multinode. Check both with the first "
-        "command; if root owns files there, run the second as root:\n{login} 'ls -ld ~ ~/.multinode; df -h ~'\nchown "
-        "-R USER ~USER/.multinode"
+        "the home directory must be writable and not full, and you must own ~/.multinode. Check this with the first "
+        "command. If root owns files there, run the second command as root:\n{login} 'ls -ld ~ ~/.multinode; df -h "
+        "~'\nchown -R USER ~USER/.multinode"
     ),
 )
 AGENT_ENDED = Refusal(

@@ -1,4 +1,4 @@
-"""Tuning: runs of each change beside the unchanged training and one node alone, judged by loss or speed. Pure.
+"""Tuning: runs of each change beside the unchanged job and one node alone, judged by loss or speed. Pure.
 
 Runs of one seed have the same data in the same order, and are compared with each other.
 """
@@ -63,23 +63,23 @@ class TunedRow(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: Estimate | None = None
     samples: int | None = None  # of a run that is judged by loss
     loss: Estimate | None = None  # at the end
-    gain: Estimate | None = None  # samples/s relative to the unchanged training, seed by seed
+    gain: Estimate | None = None  # samples/s relative to the unchanged job, seed by seed
     gain_error: float | None = None  # predicted gain divided by measured gain, minus 1; None without a prediction
     is_covered: bool | None = None  # whether it is within the predicted interval; None without a prediction
-    against_baseline: Estimate | None = None  # its loss over that of the unchanged training, seed by seed
+    against_baseline: Estimate | None = None  # its loss over that of the unchanged job, seed by seed
     # `worse` is beyond noise and more than rounding changes, with one seed more than rounding changes
     loss_verdict: LossVerdict | None = None
-    # of the unchanged training, after which its loss is no longer worse, if the gap goes on closing as over the second
+    # of the unchanged job, after which its loss is no longer worse, if the gap goes on closing as over the second
     # half; None where it is not worse, or the gap does not close
     needs_steps: int | None = None
-    # after which it is as good as the unchanged training at its end, within what rounding changes; None where a seed
+    # after which it is as good as the unchanged job at its end, within what rounding changes; None where a seed
     # did not reach it
     samples_to_loss: Estimate | None = None
     time_to_loss_s: Estimate | None = None  # training to that loss, without start-up, warm-up and evaluations
     reached: int = 0  # seeds that reached it
     # time of one node alone over its own: to that loss, or by speed for as many samples
     sooner: Estimate | None = None
-    # that time over the unchanged training's
+    # that time over the unchanged job's
     sooner_than_baseline: Estimate | None = None
     learning_rate: float | None = None  # that its runs have; the best of `rates` where several were tried
     rates: tuple[TriedRate, ...] = ()
@@ -92,18 +92,18 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     job: str  # in a few words
     judged_by: Judge = "loss"
-    sources: tuple[str, ...] = ()  # runs of the unchanged training that the predictions are from; empty for its own
-    samples: int | None = None  # of a run of the unchanged training, where it is judged by loss
-    steps: int = 0  # of a run of the unchanged training
+    sources: tuple[str, ...] = ()  # runs of the unchanged job that the predictions are from; empty for its own
+    samples: int | None = None  # of a run of the unchanged job, where it is judged by loss
+    steps: int = 0  # of a run of the unchanged job
     seeds: int = 1  # runs of each candidate that were asked for
     learning_rates: tuple[float, ...] = ()  # that the first seed was trained with; empty where all have the job's own
     # what the losses are of: `held-out` data, or the `training` data as logged; empty where there are none
     loss_of: LossOf = ""
-    # the unchanged training, one node alone, then the candidates in the order of their prediction
+    # the unchanged job, one node alone, then the candidates in the order of their prediction
     rows: tuple[TunedRow, ...] = ()
     left_out: tuple[LeftOut, ...] = ()  # what is not tried
     # `change`: a change is recommended; `inconclusive`: one may be better; `one_node`, `baseline`: none is better than
-    # that; `unjudged`: nothing can be judged; `undecided`: only the unchanged training is measured
+    # that; `unjudged`: nothing can be judged; `undecided`: only the unchanged job is measured
     outcome: Outcome = "unjudged"
     recommended: str | None = None  # label of the row; None where none is
     best: str | None = None  # label of the change that comes first by its mean; None where none reached the loss
@@ -142,7 +142,7 @@ def judge(tuning: Tuning, trials: Sequence[CandidateTrial]) -> Tuning:
 
     Args:
         tuning: what was asked for.
-        trials: the unchanged training first, then one node alone, then the candidates.
+        trials: the unchanged job first, then one node alone, then the candidates.
     """
     runs = [run for trial in trials for run in trial.runs]
     loss_of = loss_of_all(runs) if tuning.judged_by == "loss" else ""
@@ -331,42 +331,42 @@ _MAYBE_ONCE = _VERDICTS.rule(
 )
 _ONE_NODE = _VERDICTS.rule(
     "one-node",
-    about="one node, which is better than every change",
+    about="one node is better than every change",
     message="Train on one node: {gain}, and {others}.{waiting}",
     figures=("sooner",),
 )
 _BASELINE = _VERDICTS.rule(
     "baseline",
-    about="no change is better than the unchanged training",
+    about="no change is better than the unchanged job",
     message="Keep the training as it is{at}: {others}.{waiting}",
 )
 _UNDECIDED = _VERDICTS.rule(
     "undecided",
-    about="only the unchanged training has been measured",
-    message="No recommendation yet: only the unchanged training has been measured.{waiting}",
+    about="only the unchanged job has been measured",
+    message="No recommendation yet: only the unchanged job has been measured.{waiting}",
 )
 _NO_FIGURES = _VERDICTS.rule(
     "no-figures",
-    about="an unchanged training run without figures",
-    message="No recommendation: the unchanged training has no figures ({reason}).",
+    about="the unchanged job has no figures",
+    message="No recommendation: the unchanged job has no figures ({reason}).",
     figures=("reason",),
 )
 _NO_LOSS = _VERDICTS.rule(
     "no-loss",
     about="runs that recorded no loss",
-    message="No recommendation: not every run recorded a loss, and the speed alone is not enough to judge.",
+    message="No recommendation: not every run recorded a loss, and the speed alone is not enough for a recommendation.",
 )
 _DIVERGED = _VERDICTS.rule(
     "diverged",
-    about="an unchanged training run that diverged",
-    message="No recommendation: the unchanged training diverged, so there is no target loss.",
+    about="the unchanged job diverged",
+    message="No recommendation: the unchanged job diverged, so there is no target loss.",
 )
 
 
 def _verdict(tuning: Tuning) -> Finding:
     baseline = tuning.rows[0]
     unmeasured = sum(row.state == "waiting" for row in tuning.rows)
-    waiting = f" {format_count(unmeasured, 'change')} not measured yet." if unmeasured else ""
+    waiting = f" {format_count(unmeasured, 'change')} not yet measured." if unmeasured else ""
     changed = tuning.row(tuning.recommended if tuning.outcome == "change" else tuning.best)
     if tuning.outcome in {"change", "inconclusive"} and changed is not None:
         return _judge_change(tuning, changed, waiting)
@@ -406,7 +406,7 @@ def _judge_change(tuning: Tuning, row: TunedRow, waiting: str) -> Finding:
 def _gain_of_one_node(tuning: Tuning, faster: str) -> str:
     if tuning.judged_by == "speed":
         return f"it trains {faster} than {format_count(tuning.rows[0].candidate.nodes, 'node')}"
-    return f"it reaches the loss of the unchanged training {faster}"
+    return f"it reaches the loss of the unchanged job {faster}"
 
 
 def _repeat(tuning: Tuning) -> str:
@@ -414,15 +414,15 @@ def _repeat(tuning: Tuning) -> str:
 
 
 def _sooner(tuning: Tuning, row: TunedRow) -> str:
-    """`it reaches the loss of the unchanged training 1.8x faster than one node alone (1.6x to 2.0x)`."""
+    """`it reaches the loss of the unchanged job 1.8x faster than one node alone (1.6x to 2.0x)`."""
     reference, gain = "one node", row.sooner
     if gain is None:
-        reference, gain = "the unchanged training", row.sooner_than_baseline
+        reference, gain = "the unchanged job", row.sooner_than_baseline
     if gain is None:
         return ""
     if tuning.judged_by == "speed":
         return f"it trains {gain.text('faster')} than {reference}"
-    loss = "that loss" if reference != "one node" else "the loss of the unchanged training"
+    loss = "that loss" if reference != "one node" else "the loss of the unchanged job"
     return f"it reaches {loss} {gain.text('faster')} than {reference}"
 
 

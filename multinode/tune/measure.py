@@ -100,7 +100,7 @@ def tune(request: TuningRequest, context: RunContext, resume: Resume, measure: M
 
     Raises:
         UsageError: it cannot be tuned, or none of the changes that are asked for can be tried.
-        RunFailed: the unchanged training has no figures.
+        RunFailed: the unchanged job has no figures.
         Interrupted: the user stopped it; what was measured is kept, as after any error.
     """
     require_tunable(request)
@@ -215,7 +215,7 @@ class _Tuner:
         if not baseline.run_ids:
             reason = message_of(baseline.why) or "its run would have exceeded the budget"
             raise RunFailed(
-                f"the unchanged training has no figures: {reason}",
+                f"the unchanged job has no figures: {reason}",
                 hint=f"all results are in {self._directory.path}",
             ).of_run(baseline.last_run)
 

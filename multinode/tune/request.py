@@ -133,13 +133,13 @@ class TuningRequest(msgspec.Struct, frozen=True, kw_only=True):
     launch: Launch  # the unchanged job, on all nodes
     judge: Judge = "loss"
     sources: tuple[str, ...] = ()  # stored runs that changes are predicted from; empty measures the training first
-    layout: Layout | None = None  # of the unchanged training in the sources; None without sources
+    layout: Layout | None = None  # of the unchanged job in the sources; None without sources
     picks: tuple[str, ...] = ()  # parts of names; only changes with one of them are tried. Empty is all
     link_measured: float | None = None  # Gbit/s of the measured link, if the NICs did not report it
-    steps: int  # of a run of the unchanged training
+    steps: int  # of a run of the unchanged job
     seeds: int  # runs of each candidate
     budget_s: float  # for all runs, those of earlier calls included
-    most: int  # candidates that are tried, beside the unchanged training and one node alone
+    most: int  # candidates that are tried, beside the unchanged job and one node alone
     evaluation_samples: int = 64  # that are held out, by loss
     # that each candidate's first seed is trained with, ascending; the other seeds have the best of them. Empty leaves
     # all with the job's own.
@@ -233,7 +233,7 @@ def job_of(request: TuningRequest) -> Job:
 
 
 def samples_of(request: TuningRequest, layout: Layout) -> int | None:
-    """Samples of a run of the unchanged training; None if a job judged by speed does not say.
+    """Samples of a run of the unchanged job; None if a job judged by speed does not say.
 
     Raises:
         UsageError: a job judged by loss does not say, or is a script.
@@ -256,8 +256,8 @@ def list_candidates(
     Args:
         request: how many there are and how they are judged.
         root: directory of all runs.
-        names: of the unchanged training, and of one node if it could be measured.
-        layout: of the unchanged training.
+        names: of the unchanged job, and of one node if it could be measured.
+        layout: of the unchanged job.
 
     Raises:
         UsageError: none of the changes that are asked for can be tried.
@@ -301,7 +301,7 @@ def plan_tuning(request: TuningRequest, runs: Path, resume: Resume) -> Tuning:
     """What would be tried, as far as stored runs tell: of this very tuning, or of the same training.
 
     Raises:
-        UsageError: it cannot be tuned, or the unchanged training cannot be planned.
+        UsageError: it cannot be tuned, or the unchanged job cannot be planned.
     """
     require_tunable(request)
     plan_offline(request.launch)

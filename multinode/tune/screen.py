@@ -23,9 +23,9 @@ _LEFT_OUT = {
     "memory": "does not fit on the GPUs",
     "little": f"predicted to gain less than {SOONER:.0%}",
     "slower": "predicted to be slower than one node, even allowing for the prediction error",
-    "late": "predicted to reach the loss later than one node, or hardly before the unchanged training, even with the "
-    "largest saving of steps that averaging has shown",
-    "more": "others are predicted to be better; try more with --candidates",
+    "late": "predicted to reach the loss later than one node, or hardly sooner than the unchanged job, even if "
+    "averaging saves as many steps as in the best benchmark",
+    "more": "other changes are predicted to be better; to try more changes, use --candidates",
 }
 
 
@@ -48,8 +48,8 @@ def loss_words(tuning: Tuning) -> str:
         )
     if tuning.loss_of == "training":
         return (
-            f"logged training loss, averaged over the last part of {samples}; with averaging between "
-            "nodes, from steps between two averages"
+            f"logged training loss, averaged over the last part of {samples}; for methods that average "
+            "between nodes, the loss of steps between two averages"
         )
     return "not recorded in every run"
 
@@ -96,24 +96,24 @@ def show_plan(tuning: Tuning) -> Iterator[Block]:
     candidates = (row.candidate for row in tuning.rows)
     rows = tuple(Row(candidate, msgspec.structs.asdict(candidate)) for candidate in candidates)
     yield Frame(rows=rows, figures=(CHANGE, PREDICTED_SPEED, PREDICTED_AGAINST_ONE_NODE, EXPECTED)).sheet()
-    runs = f"{tuning.seeds} of each"
+    runs = f"{tuning.seeds} per row"
     if tuning.learning_rates:
         runs = (
-            f"one seed of each at {len(tuning.learning_rates)} learning rates and {tuning.seeds - 1} more at the best"
+            f"per row, one seed at {len(tuning.learning_rates)} learning rates and {tuning.seeds - 1} more at the best"
         )
-    length = f"of {format_count(tuning.steps, 'measured step')}"
+    length = f"each of {format_count(tuning.steps, 'measured step')}"
     if tuning.samples is not None:
         most = max(row.candidate.samples_ratio for row in tuning.rows)
-        more = f"; with averaging between nodes, on up to {times(most)} as many" if most > 1 else ""
-        length = f"on {tuning.samples:,} samples ({tuning.steps} steps of the unchanged training){more}"
+        more = f"; up to {times(most)} as many for methods that average between nodes" if most > 1 else ""
+        length = f"each on {tuning.samples:,} samples ({tuning.steps} steps of the unchanged job){more}"
     labels: list[tuple[str, str]] = [("Runs", f"{runs}, {length}")]
     if tuning.needed_s is not None:
         within = "" if tuning.budget_s is None else f"; the budget is {format_duration(tuning.budget_s)}"
         labels.append(("Time", f"{about(tuning.needed_s)} for {format_count(tuning.waiting, 'run')}{within}"))
     if not has_prediction:
-        labels.append(("Changes", "are chosen by predictions from the first two runs"))
+        labels.append(("Changes", "predictions from the first two runs decide which are tried"))
     if tuning.sources:
-        labels.append(("Predicted", f"from {', '.join(tuning.sources)}"))
+        labels.append(("Predicted", f"based on {', '.join(tuning.sources)}"))
     yield Labels((*labels, *_not_tried(tuning)))
 
 
@@ -176,7 +176,7 @@ GAIN = Figure[Estimate](
     "against",
     "unchanged",
     form="times",
-    about="samples/s relative to the unchanged training",
+    about="samples/s relative to the unchanged job",
     cell=lambda row: UNKNOWN if row.item.candidate.label == BASELINE else _times(row.item.gain),
 )
 PREDICTED_GAIN = Figure[Estimate](
@@ -184,7 +184,7 @@ PREDICTED_GAIN = Figure[Estimate](
     "predicted",
     "gain",
     form="times",
-    about="predicted samples/s relative to the unchanged training",
+    about="predicted samples/s relative to the unchanged job",
     cell=lambda row: _times(row.item.candidate.predicted_gain),
 )
 GAIN_ERROR = Figure[float](
@@ -197,7 +197,7 @@ TIME_TO_LOSS = Figure[Estimate](
     "time",
     "to the loss",
     form="duration",
-    about="training time to the final loss of the unchanged training",
+    about="training time until the final loss of the unchanged job is reached",
     cell=_time,
 )
 AGAINST_ONE_NODE = Figure[Estimate](
@@ -205,7 +205,7 @@ AGAINST_ONE_NODE = Figure[Estimate](
     "against",
     "1 node",
     form="times",
-    about="time of one node alone (to reach the loss, or per sample) divided by this time",
+    about="time of one node alone (to reach the loss, or per sample) divided by the time of this row",
     cell=lambda row: UNKNOWN if row.item.candidate.nodes == 1 else _times(row.item.sooner),
 )
 
@@ -227,7 +227,7 @@ def _notes(tuning: Tuning) -> Iterator[str]:
     if tuning.judged_by == "speed":
         yield "speed only: a change may need more samples to reach the same loss; --judge loss measures that"
         if seeds == 1:
-            yield "one run of each: the variation between runs is unknown"
+            yield "one run per row: the variation between runs is unknown"
         return
     yield f"loss: {loss_words(tuning)}"
     if seeds == 1:
@@ -237,25 +237,26 @@ def _notes(tuning: Tuning) -> Iterator[str]:
 def _legend(tuning: Tuning) -> Iterator[str]:
     seeds = max((len(row.run_ids) for row in tuning.rows), default=0)
     if tuning.judged_by == "speed":
-        yield "against: samples/s relative to the unchanged training and to one node"
+        yield "against: samples/s relative to the unchanged job and to one node"
         yield "error: the predicted gain divided by the measured gain, minus 1"
         if seeds > 1:
             yield f"{seeds} runs, interleaved; {PLUS_MINUS} and ranges: 95% confidence interval over runs"
         return
     yield (
         f"time: training time until the loss is within {SAME_LOSS:.1%} of the first row's final loss; against 1 node: "
-        "the time of one node divided by this time"
+        "the time of one node divided by the time of the row"
     )
     if tuning.learning_rates:
         rates = ", ".join(f"{rate:g}" for rate in tuning.learning_rates)
         yield f"lr: learning rate; of {rates}, the one with the lowest final loss for the first seed"
     if any(row.loss_verdict in _MARKS for row in tuning.rows):
-        noise = " and by more than the noise" if seeds > 1 else ""
-        yield f"worse: the loss is higher by more than {SAME_LOSS:.1%}{noise}; such a change is never recommended"
+        noise = ", and by more than the noise" if seeds > 1 else ""
+        worse = f"over {SAME_LOSS:.1%} above that of the unchanged job{noise}"
+        yield f"worse: the loss is {worse}; such a change is never recommended"
     if any(row.candidate.samples_ratio > 1 for row in tuning.rows):
         yield (
-            "samples: with averaging between nodes, a run gets the most samples that a benchmark needed to reach DDP's "
-            "loss"
+            "samples: a run that averages between nodes gets the largest number of samples that a benchmark needed to "
+            "reach DDP's loss"
         )
     if seeds > 1:
         yield (
@@ -272,17 +273,17 @@ def _rows(tuning: Tuning) -> Iterator[tuple[str, str]]:
     more = _more_samples(tuning, winner)
     if winner is not None and more > 1 + SOONER:
         name = winner.candidate.name
-        words = f"{name}: it needs {times(more)} the samples of the unchanged training to reach the same loss"
+        words = f"{name}: it needs {times(more)} the samples of the unchanged job to reach the same loss"
         yield "Samples", f"{words}: train longer by that factor"
     why = _why(tuning)
     if why:
         yield "Why", why
     for number, row in enumerate(row for row in tuning.rows if row.needs_steps is not None):
-        words = f"if the gap keeps closing, its loss will be as good after about {row.needs_steps} steps"
+        words = f"if the loss keeps catching up, it will match the unchanged job at about {row.needs_steps} steps"
         yield _label(number, "Steps"), f"{row.candidate.name}: {words} (--steps {row.needs_steps})"
     ends = [row.candidate.name for row in tuning.rows if _is_at_an_end(row)]
     if ends:
-        words = "the best learning rate is the lowest or highest tried; others may be better: --learning-rates"
+        words = "the best learning rate is the lowest or highest one tried, so also try others: --learning-rates"
         yield "Rates", f"{', '.join(ends)}: {words}"
     for row in tuning.rows:
         if row.why is not None:
@@ -303,14 +304,14 @@ def _why(tuning: Tuning) -> str:
         return ""
     speed = fastest.samples_per_s.value / alone.samples_per_s.value
     more = fastest.samples_to_loss.value / alone.samples_to_loss.value
-    text = f"{fastest.candidate.name}: {times(speed)} the samples/s of one node"
+    text = f"{fastest.candidate.name}: it trains at {times(speed)} the samples/s of one node"
     if more <= 1:
         return text
-    return f"{text}, but it needs {times(more)} the samples to reach that loss: the larger batch saves too few steps"
+    return f"{text}, but needs {times(more)} the samples to reach the same loss: the larger batch saves too few steps"
 
 
 def _more_samples(tuning: Tuning, row: TunedRow | None) -> float:
-    """Its samples to the loss of the unchanged training over those of that; 1 if either is unknown."""
+    """Its samples to the loss of the unchanged job over those of that; 1 if either is unknown."""
     baseline = tuning.rows[0].samples_to_loss
     return row.samples_to_loss.value / baseline.value if row and row.samples_to_loss and baseline else 1.0
 

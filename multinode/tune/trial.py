@@ -23,7 +23,7 @@ from multinode.stats.estimate import Estimate
 _Job = TypeVar("_Job", bound=Job)
 
 Judge = Literal["loss", "speed"]
-"""`loss`: by the time to the final loss of the unchanged training; `speed`: by samples/s."""
+"""`loss`: by the time to the final loss of the unchanged job; `speed`: by samples/s."""
 
 # By loss only settings: no purchase, no other model, no other nodes.
 _OF_LOSS = frozenset(
@@ -42,7 +42,7 @@ Reason = Literal["memory", "little", "short", "slower", "late", "more"]
 
 
 BASELINE, ONE_NODE = "baseline", "one-node"
-"""Labels of the unchanged training, and of it on one node alone."""
+"""Labels of the unchanged job, and of it on one node alone."""
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,9 +57,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     # None if nothing was predicted, neither this speed nor the one relative to one node
     predicted_samples_per_s: Estimate | None = None
     against_one_node: Estimate | None = None
-    predicted_gain: Estimate | None = None  # samples/s relative to the unchanged training; None if not predicted
-    step_ratio: float = 1.0  # samples per step relative to the unchanged training
-    # samples of a run judged by loss, relative to the unchanged training: the most that the same loss ever took
+    predicted_gain: Estimate | None = None  # samples/s relative to the unchanged job; None if not predicted
+    step_ratio: float = 1.0  # samples per step relative to the unchanged job
+    # samples of a run judged by loss, relative to the unchanged job: the most that the same loss ever took
     samples_ratio: float = 1.0
     expected_s: float | None = None  # wall time of one run including overhead; None if unknown
     effects: tuple[Finding, ...] = ()  # as in Advice
@@ -71,7 +71,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     # `memory`: it does not fit the GPUs; `little`: it gains too little; `short`: it needs more steps than a run has;
     # `slower`: certainly slower than one node; `late`: averages, and reaches a loss certainly after one node or hardly
-    # before the unchanged training; `more`: others are predicted to be better
+    # before the unchanged job; `more`: others are predicted to be better
     reason: Reason
     needs_steps: int | None = None  # of a run, for `short`
 
@@ -90,7 +90,7 @@ def make_shortlist(
 
     Args:
         ranked: as from `rank_options`, best first.
-        steps: optimizer steps of the unchanged training.
+        steps: optimizer steps of the unchanged job.
         most: maximum number of candidates.
         judge: how candidates are judged; a run that is judged by speed is as long as its change needs.
         picks: parts of names. If any, only changes with one of them are tried, whatever is predicted of them; two
@@ -126,7 +126,7 @@ def make_shortlist(
 
 
 def steps_needed(option: RankedOption) -> int:
-    """Steps that a run of the unchanged training needs for a run of this change to show its effect on the loss."""
+    """Steps that a run of the unchanged job needs for a run of this change to show its effect on the loss."""
     before, after = option.option.before.scenario, option.option.after.scenario
     levers = option.option.after.settings.levers
     least = max(_FEWEST_STEPS, levers.averaging.judged_steps if levers.averaging is not None else 0)

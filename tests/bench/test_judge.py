@@ -125,7 +125,7 @@ def test_a_slow_bus_slows_nothing_else() -> None:
     (slow,) = report(sound, part(1, on_gpu(speeds(bus=0.4), gpu(pcie_gen=3, pcie_width=8)))).slow
     assert slow.ratios == {"alone": {"bus": pytest.approx(0.4, rel=1e-3)}}
     assert slow.text == (
-        "node1 is slow: 40% of the speed of node0 in transfers to the GPU (alone); likely because GPU 0 on node1 had "
+        "node1 is slow: 40% of the speed of node0 in transfers to the GPU (alone); likely cause: GPU 0 on node1 had "
         "a PCIe link of gen 3 x8 of gen 4 x16, compared with gen 4 x16 of gen 4 x16 on node0"
     )
 
@@ -217,7 +217,7 @@ def test_a_drop_of_all_together_is_told_with_what_differs_from_alone() -> None:
     assert (drop.nodes, drop.cause) == (("node0", "node1"), "gpu_heat")
     assert drop.ratio == pytest.approx(0.75, rel=1e-3)
     assert drop.text.startswith(
-        "node0 and node1 drop to 75% of the single-worker speed when all workers run at once; likely because "
+        "node0 and node1 drop to 75% of the single-worker speed when all workers run at once; likely cause: "
         "heat throttled a GPU on"
     )
     assert found.phases == ("alone", "together")
@@ -280,14 +280,14 @@ def test_a_gpu_at_forty_percent_of_its_data_sheet_is_told_with_the_usual_reasons
     assert [cause.cause for cause in matmul.causes] == ["gpu_clocks", "usual"]
     assert matmul.text == (
         "NVIDIA A100-SXM4-80GB on node0/0 and node1/0 reaches at most 40% of its data sheet's rate (matmul 4096 "
-        "bf16); likely because it ran at 705 of 1410 MHz"
+        "bf16); likely cause: the GPU ran at 705 of 1410 MHz"
     )
     assert memory.label == "copy"
 
 
 def test_a_node_that_failed_is_told_and_costs_the_others_nothing() -> None:
     found = report(part(0, on_gpu(speeds(), gpu())), part(1, (), run_id=None, error="no route to node1"))
-    assert verdict(found)[0] == "node1 could not be measured alone: no route to node1"
+    assert verdict(found)[0] == "node1 could not be measured (alone): no route to node1"
     assert found.nodes[1].failures == found.unmeasured
     assert found.unmeasured[0].figures == {"phase": "alone", "error": "no route to node1"}
     assert found.nodes[0].workers[0].tests
@@ -348,7 +348,10 @@ def test_of_much_that_is_left_the_next_is_named_and_the_rest_counted() -> None:
 def test_a_hint_says_how_the_node_is_reached() -> None:
     parts = [part(0, on_gpu(speeds(), gpu())), part(1, on_gpu(speeds(0.7), gpu(sm_clock_mhz=900)))]
     (slow,) = summarise_bench("r", parts, DeviceTest(), lambda hint: hint.replace("ssh node1", "ssh -p 2 n")).slow
-    assert slow.causes[0].hint == "find out what lowers its clocks: ssh -p 2 n nvidia-smi -q -d CLOCK,PERFORMANCE"
+    assert (
+        slow.causes[0].hint
+        == "find out what lowers the clocks of the GPU: ssh -p 2 n nvidia-smi -q -d CLOCK,PERFORMANCE"
+    )
 
 
 def test_every_figure_has_the_clock_and_the_power_that_it_was_reached_at() -> None:

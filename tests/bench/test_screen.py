@@ -153,5 +153,5 @@ def test_nothing_measured_is_no_table() -> None:
     found = report(part(0, (), error="no route"))
     assert bench_sheets(found) == ()
     text = screen_text(block_parts(show(found)))
-    assert text.splitlines()[0] == "node0 could not be measured alone: no route"
+    assert text.splitlines()[0] == "node0 could not be measured (alone): no route"
     assert "no device was measured" in text

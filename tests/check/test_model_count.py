@@ -54,5 +54,5 @@ def test_a_node_that_does_not_answer_costs_the_count_alone_and_is_told_where_it_
         raise ContactLost("no answer within 150 s")
 
     model = with_count(CLUSTER, probed(a="gpt_oss", b="gpt_oss"), JOB, ask).found["a"].model_config
-    with pytest.raises(JobError, match="no node could build it: no answer within 150 s"):
+    with pytest.raises(JobError, match="no node could build the model: no answer within 150 s"):
         read_training(JOB, model)

@@ -17,7 +17,7 @@ from multinode.records.status import Status
 from tests import make
 from tests.launch.test_ending import HUNG, KEY_ERROR, RUN, STALL, failed
 
-WORDS = "stopped by you; it had hung for 16.0 s: rank 3 on node1 at train.py:24"
+WORDS = "stopped by you; the run had hung for 16.0 s: rank 3 on node1 at train.py:24"
 NODES = tuple(
     NodeRun(
         name=f"node{rank}",

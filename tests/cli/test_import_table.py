@@ -140,5 +140,7 @@ def test_several_nodes_that_are_slower_than_their_link_allows_are_named_everywhe
 def test_a_link_that_cannot_judge_its_row_says_which_column_is_needed(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(f"{PARTS}\n{SLOW}")
-    assert "Network h100-nodes4 not judged: needs the column parameters" in " ".join(run("import", path).stdout.split())
+    assert "Network h100-nodes4 not evaluated: needs the column parameters" in " ".join(
+        run("import", path).stdout.split()
+    )
     assert "needs the column parameters" in run("show", "last", "--details").stdout

@@ -68,8 +68,8 @@ def test_a_rank_that_has_not_entered_a_collective_is_named_with_it_and_its_line(
         r3=RankPlace(elsewhere="load_batch (train.py:70)"),
     )
     assert found.message == (
-        "rank 3 has not entered all_gather #7 (train.py:88), and is in load_batch (train.py:70); ranks 0-2 wait in it "
-        "for 41 s"
+        "rank 3 has not entered all_gather #7 (train.py:88), and is in load_batch (train.py:70); ranks 0-2 wait in "
+        "this collective for 41 s"
     )
     assert (found.code, found.ranks, found.others) == ("missing_rank", (3,), (0, 1, 2))
 
@@ -81,7 +81,7 @@ def test_a_group_of_two_is_named_and_others_are_not_blamed_for_waiting_for_its_r
     gathered["time_created_ns"] += later_ns
     calls = {0: [DONE, world], 1: [DONE, world], 2: [DONE, gathered], 3: [DONE]}
     found = find(calls, tensor)
-    assert found.message == "rank 3 has not entered all_gather #1 of group tp; rank 2 waits in it for 41 s"
+    assert found.message == "rank 3 has not entered all_gather #1 of group tp; rank 2 waits in this collective for 41 s"
 
 
 def test_a_group_without_a_description_is_named_by_its_ranks() -> None:
@@ -146,8 +146,8 @@ def test_a_hang_is_told_by_the_dumps_of_its_workers() -> None:
     late = stack("load_batch train.py:70")
     found = explain({**changes, 3: {**(changes[3] or {}), "stack": late}})
     assert found.message == (
-        "rank 3 has not entered all_reduce #7 (train.py:12), and is in load_batch (train.py:70); ranks 0-2 wait in it "
-        "for 41 s"
+        "rank 3 has not entered all_reduce #7 (train.py:12), and is in load_batch (train.py:70); ranks 0-2 wait in "
+        "this collective for 41 s"
     )
     assert (found.code, found.node, found.rank) == ("missing_rank", "node1", 3)
     assert found.stack == "/home/a/train.py:70 in load_batch"
@@ -353,7 +353,9 @@ def timed_out(*last: int) -> list[NodeEvidence]:
 @pytest.mark.parametrize(
     ("last", "rank", "message"),
     [
-        pytest.param((7, 7, 6, 7), 2, "rank 2 has not entered all_reduce #7; ranks 0, 1, 3 wait in it", id="missing"),
+        pytest.param(
+            (7, 7, 6, 7), 2, "rank 2 has not entered all_reduce #7; ranks 0, 1, 3 wait in this collective", id="missing"
+        ),
         pytest.param((7, 7, 7, 0), 3, "rank 3 left no dump; ranks 0-2 wait in all_reduce #7", id="without"),
         pytest.param((7, 7, 7, 7), None, "all 4 ranks have entered all_reduce #7, but it has not finished", id="all"),
     ],

@@ -53,7 +53,7 @@ def test_pickles_name_the_rank_that_is_missing_with_the_line_of_the_others(tmp_p
     write(tmp_path, missing=2)
     told = explain(tmp_path).first_failure
     assert told is not None
-    assert told.message == "rank 2 has not entered all_reduce #7 (train.py:88); ranks 0, 1, 3 wait in it"
+    assert told.message == "rank 2 has not entered all_reduce #7 (train.py:88); ranks 0, 1, 3 wait in this collective"
     assert (told.rank, told.kind, Path(told.file).name) == (2, "hang", "nccl_trace_rank_2")
 
 
@@ -84,7 +84,9 @@ def test_json_is_read_as_pickles_are(tmp_path: Path, suffix: str) -> None:
     for rank in range(4):
         told = dump(rank, [DONE, *([call(7, "all_gather")] if rank else [])])
         (tmp_path / f"trace_{rank}{suffix}").write_text(json.dumps(told))
-    assert message(tmp_path).startswith("rank 0 has not entered all_gather #7; ranks 1-3 wait in it for 41 s")
+    assert message(tmp_path).startswith(
+        "rank 0 has not entered all_gather #7; ranks 1-3 wait in this collective for 41 s"
+    )
 
 
 def test_a_log_whose_name_ends_in_a_number_stays_a_log(tmp_path: Path) -> None:
@@ -129,4 +131,7 @@ TUTORIAL = {
 def test_the_form_that_torch_documents(tmp_path: Path) -> None:
     (tmp_path / "nccl_trace_rank_0").write_text(json.dumps(TUTORIAL))
     (tmp_path / "nccl_trace_rank_1").write_text(json.dumps({**TUTORIAL, "entries": []}))
-    assert message(tmp_path) == "rank 1 has not entered all_reduce #1 (test_c10d_nccl.py:3647); rank 0 waits in it"
+    assert (
+        message(tmp_path)
+        == "rank 1 has not entered all_reduce #1 (test_c10d_nccl.py:3647); rank 0 waits in this collective"
+    )

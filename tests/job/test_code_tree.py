@@ -198,7 +198,7 @@ def test_submodules_and_repositories_inside_are_copied_and_one_without_a_checkou
         *("vendor/there/.gitignore", "vendor/there/module.py", "vendor/there/new.py"),
     ]
     assert [(note.message, note.hint) for note in code.notes] == [
-        ("vendor/absent is left out: a submodule that is not checked out", "git submodule update --init")
+        ("vendor/absent is left out: it is a submodule that is not checked out", "git submodule update --init")
     ]
 
 
@@ -207,7 +207,10 @@ def test_a_pointer_of_lfs_is_copied_as_one_and_told(repository: Path) -> None:
     code = read_code(repository, repository)
     assert "weights.bin" in names(code)
     assert [(note.message, note.hint) for note in code.notes] == [
-        ("weights.bin is a Git LFS pointer, and is copied as one", "to get its content: git lfs pull")
+        (
+            "weights.bin is a Git LFS pointer; it is copied without the content of the file",
+            "to get the content: git lfs pull",
+        )
     ]
 
 

@@ -31,7 +31,7 @@ def test_a_lab_is_taken_unnamed_only_where_it_was_started(lab: Lab, shared_dir: 
     assert "(the lab that was started in this directory)" in begun.stderr.splitlines()[0]
     refused = run(shared_dir, "check")
     assert refused.returncode == 2
-    assert "no hosts: give --hosts, or --hosts lab for the lab that runs here" in refused.stderr
+    assert "no hosts are given: use --hosts, or --hosts lab for the lab that runs here" in refused.stderr
     assert run(shared_dir, "check", "--hosts", "lab").returncode == 0
 
 

@@ -144,16 +144,16 @@ def test_figures_come_with_details_and_not_before_what_happened() -> None:
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        (HUNG, "stopped by you; it had hung for 16.0 s: rank 3 on node1 at train.py:24"),
+        (HUNG, "stopped by you; the run had hung for 16.0 s: rank 3 on node1 at train.py:24"),
         (
             msgspec.structs.replace(HUNG, stop_reason="SIGTERM"),
-            "stopped by SIGTERM; it had hung for 16.0 s: rank 3 on node1 at train.py:24",
+            "stopped by SIGTERM; the run had hung for 16.0 s: rank 3 on node1 at train.py:24",
         ),
         (
             msgspec.structs.replace(
                 HUNG, stalls=(msgspec.structs.replace(STALL, rank=None, stack="", message="all wait"),)
             ),
-            "stopped by you; it had hung for 16.0 s: all wait",
+            "stopped by you; the run had hung for 16.0 s: all wait",
         ),
     ],
 )

@@ -62,7 +62,7 @@ def failure(**changed: Any) -> Failure:
         ([attempt(), attempt(failure=failure(kind="killed"))], None),
         ([attempt(), attempt(31)], None),
         ([attempt(), attempt()], "it failed twice at step 30 with the same cause"),
-        ([attempt(30), attempt(40), attempt(50)], "all 2 restarts are used"),
+        ([attempt(30), attempt(40), attempt(50)], "the limit of 2 restarts is reached"),
         ([attempt(0)], "it failed before its first step"),
         ([attempt(), attempt(20, first_step=20)], "it failed before its first step"),
         ([attempt(failure=failure(kind="out_of_memory"))], "it ran out of memory and would do so again"),
@@ -202,7 +202,7 @@ SCRIPT = ScriptJob(argv=("train.py",))
         ({"min_nodes": 1}, 2, job(), {}, None),
         ({"min_nodes": 2}, 2, job(), {}, None),
         ({"min_nodes": 3}, 2, job(), {}, "there are only 2 nodes"),
-        ({"min_nodes": 2}, 3, job(), {}, "no accumulation keeps the global batch of 3 nodes on fewer"),
+        ({"min_nodes": 2}, 3, job(), {}, "fewer nodes cannot keep the global batch of 3 nodes"),
         ({"min_nodes": 2}, 3, job(gradient_accumulation_steps=2), {}, None),
         ({"min_nodes": 2, "scale_batch": True}, 3, job(), {}, None),
         ({"min_nodes": 1}, 3, SCRIPT, {}, None),
@@ -210,9 +210,21 @@ SCRIPT = ScriptJob(argv=("train.py",))
         ({"min_nodes": 1}, (2, 1), job(), {}, None),
         ({"min_nodes": 1}, (3, 2), job(gradient_accumulation_steps=3), {}, None),
         ({"min_nodes": 1}, (3, 2), job(gradient_accumulation_steps=4), {}, None),
-        ({"min_nodes": 1}, (3, 2), job(), {}, "no accumulation keeps the global batch of 2 nodes on fewer"),
+        (
+            {"min_nodes": 1},
+            (3, 2),
+            job(),
+            {},
+            "fewer nodes cannot keep the global batch of 2 nodes",
+        ),
         ({"min_nodes": 2}, (3, 2, 1), job(), {}, None),
-        ({"min_nodes": 2}, (5, 3, 1), job(), {}, "no accumulation keeps the global batch of 3 nodes on fewer"),
+        (
+            {"min_nodes": 2},
+            (5, 3, 1),
+            job(),
+            {},
+            "fewer nodes cannot keep the global batch of 3 nodes",
+        ),
         ({"min_nodes": 2}, 3, SCRIPT, {}, "no accumulation"),
         (
             {"min_nodes": 1},
@@ -258,15 +270,15 @@ def test_which_runs_can_go_on_without_a_node(
                 choice=CheckpointChoice(name="checkpoint-20", step=20, max_steps=90),
             ),
             (
-                "global batch 32 instead of 48: learning_rate stays at 0.001, the schedule at 90 steps; a step has "
-                "2/3 of the samples"
+                "global batch 32 instead of 48: learning_rate stays at 0.001 and the schedule keeps 90 steps; a "
+                "step has 2/3 of the samples"
             ),
         ),
         (
             job(),
             Start(nodes=2, workers=4, first_workers=6),
             (
-                "global batch 32 instead of 48: learning_rate stays at 5e-05, the schedule stays as in the YAML; a "
+                "global batch 32 instead of 48: learning_rate stays at 5e-05 and the schedule stays as in the YAML; a "
                 "step has 2/3 of the samples"
             ),
         ),
@@ -279,7 +291,7 @@ def test_which_runs_can_go_on_without_a_node(
             job(),
             Start(nodes=1, workers=2, first_workers=3),
             (
-                "global batch 16 instead of 24: learning_rate stays at 5e-05, the schedule stays as in the YAML; a "
+                "global batch 16 instead of 24: learning_rate stays at 5e-05 and the schedule stays as in the YAML; a "
                 "step has 2/3 of the samples"
             ),
         ),

@@ -60,7 +60,7 @@ def environment(before: ScanReport, now: ScanReport) -> list[str]:
 def test_a_sweep_has_not_changed_from_itself() -> None:
     changes = compare_scans(record(row()), record(row(), run_id="r2"))
     assert (changes.before, changes.now) == ("r1", "r2")
-    assert changes.verdict.message == "No speed changed by more than its interval (1 message compared)."
+    assert changes.verdict.message == "No speed changed by more than its confidence interval (1 message compared)."
     assert (changes.environment, changes.came, changes.gone, changes.wrong) == ((), (), (), ())
     assert [one.changed for one in changes.rows] == [False]
     assert (changes.only_before, changes.only_now) == ((), ())
@@ -75,7 +75,10 @@ def test_a_speed_that_changed_is_told_with_both_figures_and_their_ratio() -> Non
     assert change.first.bounds == pytest.approx((1.048576 / 1.01, 1.048576 / 0.99))
     assert isinstance(change.ratio, Estimate)
     assert change.ratio.value == pytest.approx(0.5)
-    assert changes.verdict.message == "1 of 1 message changed; 1 slower, largest change: all_reduce 1 MiB (-50%)."
+    assert (
+        changes.verdict.message
+        == "The speed of 1 of 1 message changed; 1 slower, largest change: all_reduce 1 MiB (-50%)."
+    )
     back = compare_scans(record(row(2000.0)), record(row(1000.0)))
     assert "1 faster, largest change: all_reduce 1 MiB (+100%)" in back.verdict.message
 
@@ -111,7 +114,7 @@ def test_the_interval_of_the_ratio_decides_what_changed(
 def test_a_speed_without_an_interval_is_shown_and_not_judged() -> None:
     before, now = record(row(1000, time_us=exactly(1000.0))), record(row(2000, time_us=exactly(2000.0)), run_id="r2")
     changes = compare_scans(before, now)
-    assert changes.verdict.message == "1 message not judged, because intervals are missing."
+    assert changes.verdict.message == "1 message could not be compared, because confidence intervals are missing."
     shown = screen_of(show(msgspec.structs.replace(now, changes=changes)))
     assert ["all_reduce 1 MiB", "1.049", "0.5243", "0.5x"] in [
         [cell.strip() for cell in line.split("  ") if cell] for line in shown.splitlines()
@@ -122,7 +125,7 @@ def test_values_that_became_wrong_are_told_at_the_same_speed() -> None:
     changes = compare_scans(record(row()), record(row(num_wrong=3)))
     (change,) = changes.wrong
     assert (change.message, change.code) == ("all_reduce 1 MiB has 3 wrong values; it had 0 before", "wrong_values")
-    assert changes.verdict.message.endswith("; values of 1 message became wrong or right.")
+    assert changes.verdict.message.endswith("; 1 message changed between correct and wrong values.")
     assert compare_scans(record(row(num_wrong=None)), record(row(num_wrong=3))).wrong == ()
 
 
@@ -136,7 +139,7 @@ def test_messages_that_only_one_has_are_named_and_not_compared() -> None:
     shown = screen_of(show(msgspec.structs.replace(now, changes=changes)))
     assert "only in run r1: broadcast 1 MiB\n" in shown
     assert "only in run r2: all_reduce 2 MiB, all_reduce 1 MiB of half\n" in shown
-    assert compare_scans(record(row()), record()).verdict.message == "The two scans have no message in common."
+    assert compare_scans(record(row()), record()).verdict.message == "The two tests have no message in common."
 
 
 def test_a_size_that_was_rounded_for_other_workers_is_another_message() -> None:

@@ -115,7 +115,7 @@ def test_sizes_that_nobody_asked_for_stop_where_the_time_does(workers: Workers) 
     assert [speed["size"] for speed in speeds] == [256, 512, 1024, 2048]
     assert "error" not in speeds[0]
     # A product of 2048 rows takes more than a fifth of 0.05 s on any one core there is.
-    assert re.fullmatch(r"one product would take about [\d.]+ s: it needs --seconds \d+", speeds[-1]["error"])
+    assert re.fullmatch(r"one product would take about [\d.]+ s; to measure it, use --seconds \d+", speeds[-1]["error"])
 
 
 def test_a_size_that_would_take_minutes_is_left_out_though_it_was_asked_for(workers: Workers) -> None:

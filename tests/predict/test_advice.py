@@ -113,7 +113,9 @@ def test_why_a_change_pays_or_not(golden: Golden) -> None:
         "accumulation under ZeRO-3": named(sharded, "gradient accumulation 4"),
         "a strategy that fits": named(sharded, "DDP instead of ZeRO-3"),
         "a strategy that does not": named(advise(small), "DDP instead of ZeRO-3"),
-        "samples by speed": named(advise(state(balance=dealt)), "samples by speed"),
+        "distribution of samples by node speed": named(
+            advise(state(balance=dealt)), "distribution of samples by node speed"
+        ),
         "a pair": named(today, "gradients in fp16 + gradient accumulation 4"),
     }
     golden.check_findings("advice_reasons", {name: advice.why for name, advice in cases.items()})
@@ -148,7 +150,7 @@ PACES = (
 
 def test_samples_by_speed_give_what_the_run_says_that_they_would() -> None:
     found = BalanceOutlook(nodes=PACES, gain=Estimate(value=1.5, low=1.4, high=1.7))
-    balanced = named(advise(state(balance=found)), "samples by speed")
+    balanced = named(advise(state(balance=found)), "distribution of samples by node speed")
     assert (balanced.gain.value, balanced.gain.bounds, balanced.kind) == (1.5, (1.4, 1.7), "balance")
     assert balanced.command == "--balance a=2.9,b=1"
     assert balanced.change == Change(levers=Levers(balance=Balance(speeds={"a": 2.9, "b": 1.0})))

@@ -91,7 +91,7 @@ def test_where_nothing_was_split_the_whole_step_counts_and_that_is_said() -> Non
     found = seen(None)
     assert (found.costs.compute_ms, found.local_ms) == (200, 0)
     assert [note.message for note in found.notes] == [
-        "the whole step counts as compute, including communication between its own workers: nobody looked"
+        "the whole step counts as compute, including communication between the workers: nobody looked"
     ]
 
 

@@ -192,7 +192,7 @@ def test_a_scan_that_foretells_its_own_sizes_badly_is_doubted_as_much() -> None:
     (doubt,) = network_doubts(measured, [CALL], GIGABIT, TWO)
     assert (doubt.relative, doubt.message) == (
         measured.error,
-        ("the error of the size scan on sizes left out of the fit"),
+        ("times for message sizes that nccl-test did not measure are estimated from the measured sizes"),
     )
 
 

@@ -17,7 +17,7 @@ from multinode.predict.screen import accumulation_words, link_words
         ),
         (
             Needed(low=25.7, code="slow_nodes", message=""),
-            "at least 25 Gbit/s, if any link is enough",
+            "at least 25 Gbit/s, but perhaps no link is enough",
         ),
         (Needed(value=120.0, low=2.0, high=700.0, message=""), "120 Gbit/s (2 to 700 Gbit/s)"),
         (Needed(value=150.0, low=90.0, message=""), "150 Gbit/s (90 to above 150 Gbit/s)"),
@@ -47,7 +47,7 @@ def test_a_link_is_told_no_sharper_than_it_is_known(needed: Needed, said: str) -
             Needed(value=8, low=8, message="as it is now"),
             "8 (8 to an unknown maximum); at 8 as it is now",
         ),
-        (Needed(message="no accumulation is enough"), "no accumulation is enough"),
+        (Needed(message="no number of accumulation steps is enough"), "no number of accumulation steps is enough"),
         # As releases before ranges stored it.
         (
             Needed(value=4, message="the global batch becomes 4 times as large"),

@@ -123,7 +123,7 @@ def test_the_interval_widens_with_the_distance_and_says_why() -> None:
         (scenario(10 * LINK.gbit_per_s), "the link is 10 times faster than the measured one"),
         (
             scenario(layout=Layout(nodes=4)),
-            ("measured with 2 workers on 2 nodes, but predicted for 4 workers on 4 nodes"),
+            ("the network was measured with 2 workers on 2 nodes, but the prediction is for 4 workers on 4 nodes"),
         ),
         (changed(scenario(), per_device_batch=8), "the batch is 4 times that of the measured run"),
         (changed(scenario(), accumulation=4), "accumulation is 4 times that of the measured run"),

@@ -112,7 +112,7 @@ def test_advice_names_the_settings_that_remove_them_and_what_these_mean() -> Non
     (note,) = (one for one in advice_notes(today, today.outlook()) if one.code == "small-collectives")
     assert note.message.startswith("3 small collectives of the script take 30 ms of a step, one round trip each")
     assert note.figures == pytest.approx({"calls": 3, "calls_ms": 30})
-    assert note.hint == "Trainer: average_tokens_across_devices: false, a larger logging_steps"
+    assert note.hint == "with the Trainer, set average_tokens_across_devices: false and a larger logging_steps"
 
 
 def test_a_script_is_told_the_settings_in_words() -> None:
@@ -121,7 +121,7 @@ def test_a_script_is_told_the_settings_in_words() -> None:
     advice = next(one.advice for one in rank_options(today) if one.option.kind == "script")
     assert (advice.change, advice.command) == (
         None,
-        "Trainer: average_tokens_across_devices: false, a larger logging_steps",
+        "with the Trainer, set average_tokens_across_devices: false and a larger logging_steps",
     )
 
 

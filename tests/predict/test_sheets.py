@@ -89,7 +89,7 @@ def test_rows_beyond_what_the_back_test_has_seen_are_counted() -> None:
     assert near.samples_per_s.high / near.samples_per_s.value == pytest.approx(1 + quantile.relative)
     assert far.samples_per_s.high / far.samples_per_s.value > 1 + quantile.relative
     told = f"intervals: 90%, from the residuals of 12 runs, up to {quantile.relative:.1%} off"
-    beyond = "1 row outside the tested range: assumed to be at least as wide"
+    beyond = "for 1 row outside the tested range, assumed to be at least as wide"
     assert f"{told}; {beyond}" in list(forecast_notes(found))
 
 

@@ -148,7 +148,7 @@ def test_the_nic_of_the_data_plane_comes_first_and_the_loopback_not_at_all() -> 
     ("samples", "reason"),
     [
         ([*nics(lambda _: MBYTE)[:20], *(nic(20 + n, n) for n in range(12))], "the counter went backwards"),
-        (nics(lambda _: 1 << 50), "its counter shows more than any NIC carries"),
+        (nics(lambda _: 1 << 50), "its counter shows more than any NIC can carry"),
         (nics(lambda _: MBYTE)[:17], "not sampled for half of the time"),
         (nics(lambda _: MBYTE)[:1], "not sampled for half of the time"),
     ],

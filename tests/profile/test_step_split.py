@@ -191,7 +191,7 @@ def test_a_step_with_more_waits_than_are_timed_is_told_as_such() -> None:
     assert split.source is None
     reason = split_reasons(split)["exposed_ms"]
     assert reason.startswith(
-        "step 6 of rank 0 had more waits than multinode times: 16384 of its 20000 collectives were timed"
+        "step 6 of rank 0 had more waits than multinode can time: 16384 of its 20000 collectives were timed"
     )
 
 

@@ -337,4 +337,4 @@ def test_a_hint_says_how_the_node_is_reached() -> None:
         LATE.observed(), write_hint=lambda hint: hint.replace("ssh node1", "ssh -p 2201 n")
     )
     (late,) = find(observed)
-    assert late.hint == late.causes[0].hint == "watch it during training: ssh -p 2201 n top -b -n 1"
+    assert late.hint == late.causes[0].hint == "watch the node during training: ssh -p 2201 n top -b -n 1"

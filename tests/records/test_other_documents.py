@@ -72,7 +72,7 @@ def test_an_ssh_configuration_is_answered_with_its_aliases() -> None:
 )
 def test_other_yaml_is_no_inventory(text: str, hint: str) -> None:
     error = complaint(text)
-    assert str(error) == "given: it is YAML, but not an Ansible inventory, which has groups with hosts"
+    assert str(error) == "given: it is YAML, but not an Ansible inventory: it has no groups with hosts"
     assert error.hint == hint
 
 
@@ -88,9 +88,7 @@ def test_other_yaml_is_no_inventory(text: str, hint: str) -> None:
 )
 def test_other_json_is_not_read(text: str, hint: str) -> None:
     error = complaint(text)
-    assert str(error) == (
-        "given: JSON is read only if ansible-inventory --list printed it; this has no groups with hosts"
-    )
+    assert str(error) == ("given: it is JSON, but not output of ansible-inventory --list: it has no groups with hosts")
     assert error.hint == hint
 
 

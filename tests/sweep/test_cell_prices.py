@@ -286,11 +286,11 @@ def test_why_none_is_the_cheapest(cells: list[CellRow], said: str) -> None:
             "Cells differ in model, so their full runs differ",
         ),
         (JobSettings(dataset="a"), JobSettings(dataset="b"), "differ in data set"),
-        (JobSettings(model="m", stage="sft"), JobSettings(model="m"), "do not all have stage"),
+        (JobSettings(model="m", stage="sft"), JobSettings(model="m"), "do not all state stage"),
         (
             JobSettings(model="m"),
             JobSettings(model="n", stage="pt"),
-            "differ in model and do not all have stage",
+            "differ in model and do not all state stage",
         ),
     ],
 )

@@ -57,7 +57,7 @@ def test_of_runs_with_other_numbers_of_steps_one_rule_tells_them_all() -> None:
         summary = msgspec.structs.replace(whole, steps=steps, steady_steps=steady_steps, rule=rule)
         run = run_of(summary)
         cells.append(cell._replace(runs=(run, second)))
-    assert swept(*cells).rule == "the first steps of each run are excluded as warm-up: 5 to 6 of 28 to 66"
+    assert swept(*cells).rule == "the first 5 to 6 of the 28 to 66 steps of each run are excluded as warm-up"
 
 
 def test_a_sweep_that_has_measured_nothing_is_a_table_all_the_same() -> None:
@@ -120,7 +120,7 @@ def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
         ),
         (JobSettings(model="n", sequence_length=4), "Rows differ in model: "),
         (JobSettings(model="n", sequence_length=8), "Rows differ in model and sequence length: "),
-        (JobSettings(model="m"), "Rows do not all have sequence length: a sample may need a different amount of work"),
+        (JobSettings(model="m"), "Rows do not all state sequence length: a sample may need a different amount of work"),
         (JobSettings(model="m", sequence_length=4), None),
     ],
 )
@@ -135,7 +135,7 @@ def test_rows_whose_exposed_communication_is_of_few_steps_are_marked() -> None:
     steps = KnownSteps(known=4, measured=10)
     few = msgspec.structs.replace(row("a"), network_share=0.4, exposed_steps=steps)
     note = (
-        "In 1 row, exposed communication is known for only some of the measured steps; a: from 4 of 10 measured steps."
+        "In 1 row, exposed communication is known for only some of the measured steps (a: from 4 of 10 measured steps)."
     )
     assert note in [found.message for found in with_notes(table(few, row("b"))).notes]
 

@@ -128,7 +128,9 @@ def test_numbers_that_no_cluster_has_are_a_reason() -> None:
 
 
 def test_a_strategy_that_is_not_predicted_is_named() -> None:
-    assert words(rows(RDMA.replace("FSDP", "TP8 PP4"))[2]).startswith("Invalid strategy 'TP8 PP4': ddp, zero1")
+    assert words(rows(RDMA.replace("FSDP", "TP8 PP4"))[2]).startswith(
+        "invalid strategy 'TP8 PP4': use one of ddp, zero1"
+    )
 
 
 @pytest.mark.parametrize(

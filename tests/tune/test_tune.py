@@ -178,7 +178,7 @@ def test_what_ctrl_c_stops_is_kept_and_goes_on(tmp_path: Path, golden: Golden) -
     stored = next(tmp_path.glob(f"*/{TUNING_FILE}"))
     so_far = msgspec.json.decode(stored.read_bytes(), type=Tuning)
     assert so_far.verdict is not None
-    assert so_far.verdict.message.endswith("3 changes not measured yet.")
+    assert so_far.verdict.message.endswith("3 changes not yet measured.")
     golden.check_errors("interrupted", {"Ctrl-C": interrupted}, Path(so_far.run_id))
     nodes.stop, nodes.ends = type(nodes.stop)(), lambda _: None
     nodes.tune(tuning_request())
@@ -211,7 +211,7 @@ def test_a_training_that_fails_as_it_stands_is_nothing_to_tune(tmp_path: Path, g
     failed = error_of(nodes.tune, tuning_request())
     assert failed.run_id is not None
     directory = RunDirectory.open(tmp_path, failed.run_id)
-    golden.check_errors("failed_baseline", {"the unchanged training": failed}, directory.path)
+    golden.check_errors("failed_baseline", {"the unchanged job": failed}, directory.path)
     run = directory.read("run.json", Run)
     assert run is not None
     assert run.kind == "tuning"

@@ -1,4 +1,4 @@
-"""Which change is recommended: by the time to the loss of the unchanged training, and never with a worse loss."""
+"""Which change is recommended: by the time to the loss of the unchanged job, and never with a worse loss."""
 
 from __future__ import annotations
 

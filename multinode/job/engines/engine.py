@@ -69,7 +69,7 @@ class EngineKind(ABC):
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """The launcher of the workers: one of `ENGINES`, and an accelerate configuration if the user gave one."""
+    """The launcher that starts the workers. `name` is one of `ENGINES`; `accelerate` is an accelerate configuration."""
 
     name: str
     accelerate: dict[str, Any] = {}

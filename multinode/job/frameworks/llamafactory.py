@@ -56,7 +56,7 @@ class _LlamaFactory(Framework):
             return None
         return UsageError(
             f"{source} is a training configuration for LLaMA-Factory 1, which cannot train on several nodes yet",
-            hint="write it for version 0.9: model_name_or_path, stage, dataset (LlamaFactory#10484)",
+            hint="write it for version 0.9, with model_name_or_path, stage and dataset (LlamaFactory#10484)",
         )
 
     def command(self, verb: str, path: str) -> str:

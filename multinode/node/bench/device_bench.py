@@ -176,7 +176,7 @@ class _DeviceWorker:
         if call_s <= max(part * seconds, least_s):
             return None
         needed_s = math.ceil(call_s / part)
-        way_out = f": it needs --seconds {needed_s}" if needed_s <= _MOST_SECONDS else ""
+        way_out = f"; to measure it, use --seconds {needed_s}" if needed_s <= _MOST_SECONDS else ""
         return f"one product would take about {call_s:.2f} s{way_out}"
 
     def _guess(self, dtype: str, size: int) -> float:

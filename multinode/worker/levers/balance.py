@@ -322,18 +322,18 @@ class BatchBalance:
     def _why_no_loading(self, loader: Any) -> Optional[str]:
         sampler, batches, dataset = loader.sampler, loader.batch_sampler, type(loader.dataset)
         if any(base.__name__ == "IterableDataset" for base in dataset.__mro__):
-            return "its data set is an IterableDataset, %s, whose samples cannot be distributed" % dataset.__name__
+            return "the data set is an IterableDataset (%s), whose samples cannot be distributed" % dataset.__name__
         if not self._is_torchs(batches, "torch.utils.data.sampler", "BatchSampler"):
-            return "its DataLoader uses a custom batch sampler (%s)" % type(batches).__name__
+            return "the DataLoader uses a custom batch sampler (%s)" % type(batches).__name__
         if not self._is_torchs(sampler, "torch.utils.data.distributed", "DistributedSampler"):
-            return "its DataLoader draws from %s instead of a DistributedSampler" % type(sampler).__name__
+            return "the DataLoader draws from %s instead of a DistributedSampler" % type(sampler).__name__
         if sampler.num_replicas != len(self.settings.speeds):
-            return "its DistributedSampler is for %d workers" % sampler.num_replicas
-        return None if sampler.shuffle else "its DistributedSampler does not shuffle, so it may belong to an evaluation"
+            return "the DistributedSampler is for %d workers" % sampler.num_replicas
+        return None if sampler.shuffle else "the DistributedSampler does not shuffle, so it may belong to an evaluation"
 
     def _why_no_shard(self, shard: Any) -> Optional[str]:
         if not self._is_torchs(shard.batch_sampler, "torch.utils.data.sampler", "BatchSampler"):
-            return "its DataLoader uses a custom batch sampler (%s)" % type(shard.batch_sampler).__name__
+            return "the DataLoader uses a custom batch sampler (%s)" % type(shard.batch_sampler).__name__
         if shard.num_processes != len(self.settings.speeds):
             return "accelerate distributes samples to %d workers" % shard.num_processes
         if not getattr(shard, "even_batches", True) and not shard.drop_last:

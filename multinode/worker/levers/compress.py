@@ -370,7 +370,7 @@ def _why_not(module: Any, choice: Any) -> Optional[str]:
     trained = [each for each in module.parameters() if each.requires_grad]
     if choice is not None:
         worth = any(is_worth_it(each, choice.rank) for each in trained)
-        return None if worth else "no gradient is a matrix that rank %d reduces to less than half" % choice.rank
+        return None if worth else "no gradient is a matrix that rank %d would reduce to less than half" % choice.rank
     if not any(map(_is_wide, trained)):
-        return "they are %s, which is as small" % ", ".join(sorted({str(each.dtype) for each in trained}))
+        return "they are %s, which is no larger" % ", ".join(sorted({str(each.dtype) for each in trained}))
     return None
