@@ -70,8 +70,8 @@ MIXED_MODELS = _GPUS.warning(
     about="nodes have different GPU models, so the slowest GPU limits the speed",
     message="its workers use {models}, but {peer} uses {expected}. Every step waits for the slowest GPU",
     hint=(
-        "train on identical nodes. To select GPUs of a node, use gpus= in the hostfile; to select the first nodes, "
-        "use --nodes"
+        "train on identical nodes. To select GPUs on a node, use gpus= in the hostfile; to use only the first N nodes, "
+        "use --nodes N"
     ),
 )
 MIG_ON_SOME = _GPUS.warning(
@@ -126,7 +126,7 @@ CUDA_DIFFERS = _VERSIONS.warning(
     "--force-reinstall {package}",
 )
 
-_TO_CPUS = "To train on the CPUs on purpose: --env CUDA_VISIBLE_DEVICES="
+_TO_CPUS = "If you want to train on the CPUs: --env CUDA_VISIBLE_DEVICES="
 TORCH_WITHOUT_CUDA = _VERSIONS.error(
     about="torch was built without CUDA, although the job uses a node's NVIDIA GPUs. On aarch64, `pip install torch` "
     "may install such a build",

@@ -52,7 +52,7 @@ MTU_DIFFERS = _LINK.warning(
 SLOW_NODE = _LINK.warning(
     about="a node's link carries much less than its rate, in both directions",
     message="{ifname} sends and receives at most {best} of {ceiling}. Every collective runs at the speed of this node",
-    hint="check the cable, connector, switch port and other traffic of {node}, and measure again on an idle network:\n"
+    hint="check the cable, connector and switch port of {node}, and measure again on an idle network:\n"
     "ip -s link show {ifname}\nsudo ethtool {ifname}\nmultinode check --bandwidth",
 )
 SLOW_SENDER = _LINK.warning(

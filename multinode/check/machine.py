@@ -202,8 +202,8 @@ OFFLOAD_TOO_LARGE = _MACHINE.warning(
 )
 MEMORY_LIMITED = _MACHINE.note(
     about="a container or login session may use only part of the machine's memory",
-    message="{nodes} may use only {limit} of the machine's {total} GiB of memory, although `free` shows all. Above "
-    "this limit, the kernel kills a worker (exit code -9)",
+    message="{nodes} may use only {limit} of the machine's {total} GiB of memory, although `free` shows all of it. "
+    "Above this limit, the kernel kills a worker (exit code -9)",
     hint="raise the limit. With docker, use --memory; with systemd:\nsystemctl set-property user-$UID.slice "
     "MemoryMax=infinity",
 )

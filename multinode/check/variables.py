@@ -34,7 +34,7 @@ NAMES_NO_INTERFACE = _VARIABLES.error(
     hint="{way!s}",
 )
 NAMES_NO_INTERFACE_YET = _VARIABLES.warning(
-    about="NCCL_SOCKET_IFNAME in the hostfile names no interface, but the job does not use NCCL",
+    about="NCCL_SOCKET_IFNAME in the hostfile matches no interface of a node, which affects only jobs that use NCCL",
     message="{name}={value} from {source} matches none of the interfaces that have an address ({present}). Jobs "
     "without GPUs ignore it, but jobs with GPUs would fail at their first collective",
     hint="{way!s}",

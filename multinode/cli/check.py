@@ -67,7 +67,7 @@ def check(
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Check even if the default hostfile is a lab with an active run.")
+        bool, typer.Option("--force", help="Check even if the default hostfile describes a lab with an active run.")
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 1 even if there are only warnings.")] = False,
     details: Details = False,

@@ -163,8 +163,7 @@ Fetch = Annotated[
     typer.Option(
         metavar="PATH",
         rich_help_panel=_RUN,
-        help="At the end of the run, copy this file or directory from node 0, including the ZeRO shards of all nodes. "
-        "Repeatable.",
+        help="At the end, copy this file or directory from node 0, including the ZeRO shards of all nodes. Repeatable.",
     ),
 ]
 EngineName = Annotated[
@@ -239,8 +238,7 @@ OnEnd = Annotated[
     typer.Option(
         metavar="CMD",
         rich_help_panel=_RUN,
-        help="Shell command to run on this machine when the run ends, hangs or restarts. $MULTINODE_EVENT names the "
-        "event.",
+        help="Shell command to run locally when the run ends, hangs or restarts. $MULTINODE_EVENT names the event.",
     ),
 ]
 Notify = Annotated[

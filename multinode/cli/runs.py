@@ -159,7 +159,7 @@ def runs(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the runs, most recently changed last. A bench, contrast, sweep or tune is one row."""
+    """List the runs, most recently changed last. A bench, contrast, sweep or tune run is one row."""
     from multinode.runs.listing import RunsDocument, run_row, runs_table
     from multinode.runs.stored_run import load_runs, whole_runs
 

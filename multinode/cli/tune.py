@@ -142,8 +142,7 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "tune --hosts hosts.txt --budget 1h train.yaml",
             "tune --hosts hosts.txt --judge speed --from last --candidates 3",
-            note="To use the result: multinode launch --with FILE. To continue, run tune again with more --seeds or a "
-            "larger --budget.",
+            note="To use the result: multinode launch --with FILE. To measure more, raise --seeds or --budget.",
         ),
     )(expand_options(tune))
 

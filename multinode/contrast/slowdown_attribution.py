@@ -29,7 +29,7 @@ _GROWN = {part.name: part.words for part in PARTS} | {
 }
 
 
-SLOWDOWNS = RuleGroup("Why the candidate of a contrast is slower")
+SLOWDOWNS = RuleGroup("Contrast: where the candidate loses time")
 _NODE_ALONE = SLOWDOWNS.rule(
     "node-alone",
     about="a node that is slow alone",

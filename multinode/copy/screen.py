@@ -47,7 +47,7 @@ def show(report: CopyReport) -> Iterator[Block]:
         if (failure := node.failure) is not None:
             yield Labels(((node.name, failure.message), *([("", failure.hint)] if failure.hint else [])))
     if not report.deleted and any(node.extra_files for node in report.nodes):
-        yield Prose(f"{report.source} does not have the extra files; --delete removes them")
+        yield Prose(f"{report.source} does not have the extra files; to remove them from the nodes, use --delete")
 
 
 def _verdict(report: CopyReport) -> str:

@@ -37,10 +37,7 @@ __all__ = [
 ]
 
 _FULL_BYTES = 1 << 20
-_LEASE_HINT = (
-    "check whether this machine slept or lost its network; to let the nodes wait longer, use --lease; to let them run "
-    "without contact, use --detach"
-)
+_LEASE_HINT = "check if this machine slept or lost its network; with --lease, nodes wait longer, with --detach forever"
 # Of a log: its last lines that are looked at, and the most of a line in a sentence.
 _LAST_WORDS = 20
 _MOST_CHARS = 300

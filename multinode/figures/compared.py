@@ -58,11 +58,7 @@ def _ratio(row: Row) -> str:
 
 
 RATIO = Figure[Estimate](
-    "ratio",
-    "ratio",
-    form="times_interval",
-    about="value in the second record divided by the value in the first",
-    cell=_ratio,
+    "ratio", "ratio", form="times_interval", about="value of the second record / value of the first", cell=_ratio
 )
 
 

@@ -384,7 +384,9 @@ def exec_in_node(node: LabNode, argv: Sequence[str]) -> int:
         NodeFailed: the node is down.
     """
     if not is_alive(node.init):
-        raise NodeFailed("it is down", node=node.name, hint="restart the lab: multinode lab down")
+        raise NodeFailed(
+            "the node is down", node=node.name, hint="restart the lab: multinode lab down, then multinode lab up"
+        )
     # The script's exit status does not matter; the words after `sh` never become shell text.
     refreshed = ["sh", "-c", f'. {REFRESH_SCRIPT}; cd && exec "$@"', "sh", *argv]
     process = subprocess.Popen([*ns_command(node), *refreshed], env=login_environment(os.environ))

@@ -48,7 +48,7 @@ _WRONG = CHANGES.rule(
 
 
 def _change(code: str, about: str, message: str) -> Rule:
-    return CHANGES.rule(code, about=about, message=f"{message}; before: {{earlier}}", figures=("before", "now"))
+    return CHANGES.rule(code, about=about, message=f"{message} (previously {{earlier}})", figures=("before", "now"))
 
 
 _BACKEND = _change("backend", "a different backend", "now measured with {value}")

@@ -104,7 +104,7 @@ class Manifest:
         else:
             good = (root, "/".join(parts[:-1])) in folders and not any(map(_is_elsewhere, parts))
         if not good or "\0" in name or (root, name) in seen:
-            raise ValueError(f"{name!r} may not be copied")
+            raise ValueError(f"{name!r} is not an allowed path")
         os.fsencode(name)
         seen.add((root, name))
         return name

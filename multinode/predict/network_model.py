@@ -202,7 +202,7 @@ DOUBTS = DoubtRules("Uncertainty of a prediction: the network")
 _ONLY_A_STREAM = DOUBTS.doubt(
     "only-a-stream",
     "network",
-    about="a network in which only a TCP stream was measured",
+    about="a network on which only a TCP stream was measured",
     message="no collective was measured, only a TCP stream of {stream} GB/s",
 )
 _ONLY_A_RATE = DOUBTS.doubt(

@@ -71,7 +71,7 @@ def break_even_words(
     )
     each = f" with {workers} each" if break_even.full_beats_one is not None else ""
     sides, words = (f"{format_count(nodes, 'node')}{each}", f"1 node with {workers}"), link_words(needed)
-    yours = f"; yours is {format_rate(link_gbit_per_s)}" if link_gbit_per_s is not None else ""
+    yours = f"; your link runs at {format_rate(link_gbit_per_s)}" if link_gbit_per_s is not None else ""
     if not _is_range(needed):
         return f"{words}, {sides[0]} against {sides[1]} (predicted)"
     if shortly:

@@ -124,12 +124,7 @@ BUSIEST_LINK = Figure[float](
     about="traffic of the busiest NIC as a share of its link rate",
 )
 NIC_DROPS = Figure[int](
-    "drops",
-    "errors",
-    "/drops",
-    form="whole",
-    about="errors and dropped packets of the NIC during the whole run",
-    cell=_losses,
+    "drops", "errors", "/drops", form="whole", about="errors and dropped packets in the whole run", cell=_losses
 )
 
 

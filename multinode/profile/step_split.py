@@ -336,11 +336,11 @@ def _rule(exposure: Exposure, mean: WorkerSplit) -> str:
             "slower workers."
         )
     if exposure.device != "cpu":
-        rule += " Data and optimizer are host times, "
+        rule += " Data and optimizer times are measured on the host"
         has_compute = not isinstance(mean.compute_ms, Unknown)
         rule += (
-            ("limited to the time outside compute and communication.")
+            " and capped at the time outside compute and communication."
             if has_compute
-            else "and the GPU may compute at the same time."
+            else "; the GPU may compute at the same time."
         )
     return rule

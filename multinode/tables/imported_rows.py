@@ -291,7 +291,7 @@ def _notes(read: ImportedTable) -> Iterator[Finding]:
         yield LABEL_COLUMNS.found(None, names=", ".join(read.labels))
 
 
-_RULE = "Figures that the imported table lacks are calculated from those it has, or are missing."
+_RULE = "Figures that are not in the imported table are calculated from its other columns, if possible."
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):

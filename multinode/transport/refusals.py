@@ -86,8 +86,8 @@ REVOKED_KEY = Refusal(
     catches="a host key is revoked (@revoked, RevokedHostKeys)",
     message="its host key was revoked ({fingerprint})",
     hint=(
-        "if the key was revoked by mistake, remove it from the RevokedHostKeys file or the @revoked line; otherwise "
-        "create new keys on the node, as root:\nrm /etc/ssh/ssh_host_*; ssh-keygen -A"
+        "if the key was revoked by mistake, remove it from the RevokedHostKeys file, or delete its @revoked "
+        "line in known_hosts; otherwise create new keys on the node, as root:\nrm /etc/ssh/ssh_host_*; ssh-keygen -A"
     ),
     texts=("REVOKED HOST KEY", "revoked by file", "was revoked"),
 )

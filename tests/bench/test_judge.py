@@ -279,7 +279,7 @@ def test_a_gpu_at_forty_percent_of_its_data_sheet_is_told_with_the_usual_reasons
     assert matmul.of_peak == pytest.approx(125 / 312, rel=1e-3)
     assert [cause.cause for cause in matmul.causes] == ["gpu_clocks", "usual"]
     assert matmul.text == (
-        "NVIDIA A100-SXM4-80GB on node0/0 and node1/0 reaches at most 40% of its data sheet's rate (matmul 4096 "
+        "NVIDIA A100-SXM4-80GB on node0/0 and node1/0 reaches at most 40% of the rate in its data sheet (matmul 4096 "
         "bf16); likely cause: the GPU ran at 705 of 1410 MHz"
     )
     assert memory.label == "copy"
@@ -365,6 +365,6 @@ def test_every_figure_has_the_clock_and_the_power_that_it_was_reached_at() -> No
     capped = cold[:3] + gpu(sm_clock_mhz=1200, power_w=400.0, power_limit_w=400.0, throttle=("sw_power_cap",))[3:]
     notes = report(part(0, on_gpu(speeds(), capped))).notes
     (limited,) = (note for note in notes if note.code == "power-limited")
-    assert limited.message.startswith("node0/0 alone: the power limit of 400 W reduced the clock for 50%")
+    assert limited.message.startswith("node0/0 (alone): the power limit of 400 W reduced the clock for 50%")
     assert limited.node == "node0"
     assert limited.figures["limited_share"] == pytest.approx(0.5, abs=0.05)

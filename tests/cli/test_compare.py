@@ -110,6 +110,6 @@ def test_a_figure_without_an_interval_is_shown_and_not_judged(root: Path) -> Non
     figures = json.loads(compare(FIRST, SECOND, "--json"))["figures"]
     assert [figure["changed"] for figure in figures] == [None, None]
     shown = compare(FIRST, SECOND)
-    assert "without an interval, so the change may be noise: 1 figure" in shown
+    assert "without an interval, so the change may be noise: 1 figure" in " ".join(shown.split())
     assert "seconds" in shown
     assert "cpu_busy_percent" not in shown

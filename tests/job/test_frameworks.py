@@ -338,7 +338,7 @@ def test_a_file_says_what_it_trains_or_is_refused(tmp_path: Path, monkeypatch: p
     assert load_job(Path("rl.yaml")).words("job.yaml")[:2] == ("--module", "swift.cli.rlhf")
     Path("trl.yaml").write_text(dump_yaml(TRL))
     refusal = error_of(load_job, Path("trl.yaml"))
-    assert refusal.hint == "multinode launch -- trl sft --config trl.yaml; or dpo, kto, grpo, rloo, reward"
+    assert refusal.hint == "for example multinode launch -- trl sft --config trl.yaml; or dpo, kto, grpo, rloo, reward"
 
 
 @pytest.mark.parametrize(

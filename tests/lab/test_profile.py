@@ -40,8 +40,8 @@ NAMES = {"ddp": "DDP", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3", 
 SHARDS = {"full_shard": "full shard", "shard_grad_op": "SHARD_GRAD_OP", "hybrid_shard": "hybrid shard"}
 # Few samples in a batch, each of which takes its time; what is computed and sent takes none beside that.
 SLOW_LOADER = {"steps": 15, "batch": 4, "width": 256, "batch_ms": 400}
-# Its numbers of collectives are compared with those of a run without profiling. Of its first and last step on a slow link
-# up to a third still waits in a socket when the NIC is read, so there are many in between.
+# Its numbers of collectives are compared with those of a run without profiling. On a slow link, a third of the first
+# and last step may wait in a socket when the NIC is read, so there are many steps in between.
 COUNTED = ("--strategy", "ddp", "--steps", "48", "--width", "512", "--batch", "16", "--count-collectives")
 
 

@@ -225,15 +225,15 @@ SCRIPT = ScriptJob(argv=("train.py",))
             {},
             "fewer nodes cannot keep the global batch of 3 nodes",
         ),
-        ({"min_nodes": 2}, 3, SCRIPT, {}, "no accumulation"),
+        ({"min_nodes": 2}, 3, SCRIPT, {}, "fewer nodes cannot keep"),
         (
             {"min_nodes": 1},
             2,
             SCRIPT,
             {"engine": Engine(name="deepspeed")},
-            "a DeepSpeed checkpoint fits only one number",
+            "a DeepSpeed checkpoint can only be loaded",
         ),
-        ({"min_nodes": 1}, 2, job(deepspeed="z2.json"), {}, "a DeepSpeed checkpoint fits only one number"),
+        ({"min_nodes": 1}, 2, job(deepspeed="z2.json"), {}, "a DeepSpeed checkpoint can only be loaded"),
         ({"min_nodes": 1}, 2, job(fsdp="full_shard", fsdp_config="{version: 2}"), {}, None),
         (
             {"min_nodes": 1},

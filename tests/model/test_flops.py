@@ -204,9 +204,9 @@ def test_flops_are_those_that_torch_counts() -> None:
 def test_the_rule_stands_in_words_beside_the_figures() -> None:
     flops = flops_per_token(LLAMA_3_8B, 2048, adapter_parameters=20_971_520, recompute=True)
     assert flops.rule == (
-        "4 x 7,504,658,432 matrix parameters (with the output layer, without the embedding) + 6 x 20,971,520 of the "
-        "adapter + 3 x attention over 2,048 tokens, counted half (causal); hardware FLOPs also count each layer's "
-        "forward pass a second time"
+        "4 x 7,504,658,432 matrix parameters (with the output layer, without the embedding) + 6 x 20,971,520 "
+        "adapter parameters + 3 x attention over 2,048 tokens, counted half (causal); hardware FLOPs also count each "
+        "layer's forward pass a second time"
     )
     assert flops.causal
 

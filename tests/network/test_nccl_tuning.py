@@ -94,4 +94,4 @@ def test_larger_frames_are_a_hint_where_they_are_not_in_use(mtu: int, *, said: b
     scan = report(plan(), measured(plan()), mtu=mtu)
     text = " ".join(screen_text(block_parts(show(with_mtu(REPORT, scan)))).split())
     # 8948 of 9038 bytes against 1448 of 1538.
-    assert ("MTU now 1500: At 1 Gbit/s, frames of 9000 bytes carry 5.2% more payload" in text) is said
+    assert ("MTU now 1500. At 1 Gbit/s, frames of 9000 bytes carry 5.2% more payload" in text) is said

@@ -113,9 +113,7 @@ def test_why_a_change_pays_or_not(golden: Golden) -> None:
         "accumulation under ZeRO-3": named(sharded, "gradient accumulation 4"),
         "a strategy that fits": named(sharded, "DDP instead of ZeRO-3"),
         "a strategy that does not": named(advise(small), "DDP instead of ZeRO-3"),
-        "distribution of samples by node speed": named(
-            advise(state(balance=dealt)), "distribution of samples by node speed"
-        ),
+        "samples by speed": named(advise(state(balance=dealt)), "samples by speed"),
         "a pair": named(today, "gradients in fp16 + gradient accumulation 4"),
     }
     golden.check_findings("advice_reasons", {name: advice.why for name, advice in cases.items()})
@@ -150,7 +148,7 @@ PACES = (
 
 def test_samples_by_speed_give_what_the_run_says_that_they_would() -> None:
     found = BalanceOutlook(nodes=PACES, gain=Estimate(value=1.5, low=1.4, high=1.7))
-    balanced = named(advise(state(balance=found)), "distribution of samples by node speed")
+    balanced = named(advise(state(balance=found)), "samples by speed")
     assert (balanced.gain.value, balanced.gain.bounds, balanced.kind) == (1.5, (1.4, 1.7), "balance")
     assert balanced.command == "--balance a=2.9,b=1"
     assert balanced.change == Change(levers=Levers(balance=Balance(speeds={"a": 2.9, "b": 1.0})))
@@ -502,7 +500,7 @@ def test_notes_name_what_cannot_be_predicted() -> None:
     waits, straggler = advice_notes(loading, loading.outlook())
     assert waits.figures["data_ms"] == 500
     assert "dataloader_num_workers=4" in (waits.hint or "")
-    assert straggler.message.endswith("(25%) for b; without this wait the training would be up to 1.33x faster")
+    assert straggler.message.endswith("(25%) for b; without this wait, the training would be up to 1.33x faster")
     assert (straggler.node, straggler.hint, straggler.figures["late_ms"]) == ("b", "look at its load", 300)
     assert [*advice_notes(today, today.outlook())] == []
 

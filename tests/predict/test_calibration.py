@@ -217,7 +217,7 @@ def test_several_nodes_alone_tell_their_own_work_less_what_was_exposed() -> None
     assert found.costs.compute_ms == 128
     assert (found.local_ms, found.layout) == (0, Layout(nodes=1))
     (note,) = found.notes
-    assert note.message.endswith("minus its 30 ms of exposed communication")
+    assert note.message.endswith("subtracts its exposed communication (30 ms)")
     assert note.figures["exposed_ms"] == 30
     assert found.doubts[0].part == "compute"
 

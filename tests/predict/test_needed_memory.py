@@ -30,7 +30,7 @@ def test_what_was_asked_for_and_does_not_fit_is_noted_once() -> None:
     before = make_forecast(evidence(None), asked).notes
     (note,) = (note for note in make_forecast(evidence(24.0), asked).notes if note not in before)
     assert note.message.startswith("DDP, lora:8, batch 8 on 2 workers does not fit: a worker needs about ")
-    assert note.message.endswith("and the smallest GPU has 24")
+    assert note.message.endswith("but the smallest GPU has 24 GiB")
     assert (note.figures["settings"], note.figures["gpu_gib"]) == ("DDP, lora:8, batch 8 on 2 workers", 24)
     assert make_forecast(evidence(80.0), asked).notes == before
 

@@ -289,7 +289,7 @@ def test_the_digits_of_a_figure_are_its_bounds() -> None:
     (held,) = evidence.holdouts
     assert held.samples_per_s.value == pytest.approx(8 / 0.2)
     assert held.samples_per_s.bounds == pytest.approx((8 / 0.25, 8 / 0.15))
-    assert any("may be 6% off" in doubt.message for doubt in evidence.calibration.doubts)
+    assert any("may be off by 6%" in doubt.message for doubt in evidence.calibration.doubts)
     exact = evidence_of_benchmarks(figures(single_node=SINGLE | {"step_time_s": "0.900"}))
     assert exact.calibration.doubts == ()
     spread = evidence_of_benchmarks(figures(single_node=SINGLE | {"step_time_ms": "900 +- 90"}))

@@ -63,7 +63,7 @@ def test_more_than_the_network_explains_is_carried_on_to_other_links_and_told() 
     assert slow.parts.exposed_ms == pytest.approx(extra_ms + 1.25 * comm_ms(0.1), rel=0.01)
     (note,) = found.notes
     assert note.message.startswith(
-        "a step of run two took 540 ms, but the model alone predicts 265 ms: 243 ms of it is exposed"
+        "a step of run two took 540 ms, but the cost model predicts 265 ms: 243 ms of the measured step is exposed"
     )
     assert "its calls took 1.25 times as long as the network data" in note.message
     figures = {name: value for name, value in note.figures.items() if name != "run_id"}

@@ -212,7 +212,7 @@ def test_more_workers_on_a_node_than_were_measured_are_doubted_and_that_is_said(
     assert one[1, 8] > 1.3 * one[1, 1]
     assert one[2, 8] > one[2, 1]
     (note,) = [note for note in found.notes if note.code == "more-workers"]
-    assert note.message.startswith("no run had more than 1 worker on a node: communication and contention")
+    assert note.message.startswith("no run had more than 1 worker on a node. Communication and contention")
     assert note.figures == {"workers_per_node": 1}
     # Eight that were measured need no such words, nor does one of them alone.
     assert not any(note.code == "more-workers" for note in eight.notes)

@@ -110,7 +110,7 @@ def test_advice_names_the_settings_that_remove_them_and_what_these_mean() -> Non
     assert advice.why[-1].code == "small-collectives"
     assert advice.why[-1].figures == pytest.approx({"calls_before": 3, "calls": 1.1})
     (note,) = (one for one in advice_notes(today, today.outlook()) if one.code == "small-collectives")
-    assert note.message.startswith("3 small collectives of the script take 30 ms of a step, one round trip each")
+    assert note.message.startswith("the script calls 3 small collectives per step, which take 30 ms in total")
     assert note.figures == pytest.approx({"calls": 3, "calls_ms": 30})
     assert note.hint == "with the Trainer, set average_tokens_across_devices: false and a larger logging_steps"
 

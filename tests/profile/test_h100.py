@@ -43,7 +43,7 @@ def test_one_rank_alone_computes_for_as_long_as_ddp_s_counters_say() -> None:
     assert (alone.source, alone.device) == ("alone", "cuda")
     assert mean.step_ms == pytest.approx(2.97, abs=0.01)
     # A step whose counters are longer than itself is left out.
-    assert alone.rule.startswith("means over 33 of the 34 measured steps")
+    assert alone.rule.startswith("Means over 33 of the 34 measured steps")
     assert mean.compute_ms == pytest.approx(1.745, abs=0.001)
     assert (mean.exposed_ms, mean.wait_ms) == (0.0, 0.0)
     assert mean.host_ms == pytest.approx(1.006, abs=0.001)

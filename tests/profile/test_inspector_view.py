@@ -180,7 +180,7 @@ def test_it_stands_above_ddps_counters_and_below_a_trace() -> None:
     # Where its records tell nothing, DDP's counters do.
     assert in_training(seen(*records[:3], *ddp(seen())), None).source == "ddp span"
     few = in_training(seen(*records[:3]), None)
-    assert "Inspector recorded no all-reduce on all workers with NCCL" in reason_of(few.busbw_gb_per_s)
+    assert "NCCL's Inspector recorded no all-reduce on all workers" in reason_of(few.busbw_gb_per_s)
 
 
 def test_what_is_said_of_the_inspector_s_bandwidth(golden: Golden) -> None:

@@ -45,7 +45,7 @@ def test_a_balanced_training_on_cpus_is_split_into_what_it_did() -> None:
     assert mean.overlap == pytest.approx(20 / 30)
     assert split.comm_ms == pytest.approx(30.0)
     assert split_reasons(split) == {}
-    assert split.rule.startswith("means over the 15 measured steps; communication is exposed if DDP's counters")
+    assert split.rule.startswith("Means over the 15 measured steps. Communication is exposed if DDP's counters")
 
 
 def test_a_split_knows_from_how_many_of_the_measured_steps_it_is() -> None:
@@ -254,7 +254,7 @@ def test_a_step_that_one_worker_did_not_record_is_left_out_and_the_rule_says_so(
     made_up = MadeUp(compute_ms=lambda _, step: 190.0 if step == 10 else 100.0, lost=frozenset({(1, 10)}))
     split = split_of(made_up.observed())
     assert [worker.compute_ms for worker in split.workers] == pytest.approx([100.0, 100.0])
-    assert split.rule.startswith("means over 14 of the 15 measured steps;")
+    assert split.rule.startswith("Means over 14 of the 15 measured steps.")
 
 
 def test_counters_that_come_now_and_then_are_used_where_they_are() -> None:
@@ -264,7 +264,7 @@ def test_counters_that_come_now_and_then_are_used_where_they_are() -> None:
     split = split_of(changed(MadeUp(device="cuda").observed(), sampled))
     mean = known(split.mean)
     assert mean.exposed_ms == pytest.approx(10.0)
-    assert split.rule.startswith("means over 3 of the 15 measured steps;")
+    assert split.rule.startswith("Means over 3 of the 15 measured steps.")
 
 
 def test_a_checkpoint_now_and_then_is_left_out_and_the_rule_says_so(golden: Golden) -> None:

@@ -283,7 +283,7 @@ def test_why_none_is_the_cheapest(cells: list[CellRow], said: str) -> None:
         (
             JobSettings(model="70b"),
             JobSettings(model="1b"),
-            "Cells differ in model, so their full runs differ",
+            "The cells differ in model, so the costs of their full runs cannot be compared",
         ),
         (JobSettings(dataset="a"), JobSettings(dataset="b"), "differ in data set"),
         (JobSettings(model="m", stage="sft"), JobSettings(model="m"), "do not all state stage"),

@@ -135,7 +135,7 @@ def test_what_disturbed_a_row_or_contradicts_itself_is_marked() -> None:
         why=Finding(message="repeat 2 failed"),
     )
     lines = shown(msgspec.structs.replace(SWEEP, cells=(marked, *SWEEP.cells[1:])), 100)
-    below = lines[lines.index("marked") :]
+    below = lines[lines.index("remarks") :]
     for mark in ("box1: hot", "4 x 2 is not 9", "repeat 2 failed"):
         assert any(line.startswith("1x2-lora-batch1") and mark in line for line in below)
 
@@ -234,7 +234,7 @@ def test_a_cell_that_ran_out_of_memory_in_one_repeat_has_its_figures_and_says_so
     lines = shown(table, 120)
     assert "22.7" in line_of(lines, "1x2-lora-batch1")
     assert "2 of 2 cells" in " ".join(lines[:2])
-    assert any("1x2-lora-batch1" in line and reason in line for line in lines[lines.index("marked") :])
+    assert any("1x2-lora-batch1" in line and reason in line for line in lines[lines.index("remarks") :])
     assert reason in blocks_markdown(show(table))
 
 

@@ -118,9 +118,12 @@ def test_a_note_of_one_table_alone_is_said_to_be_its_own() -> None:
             JobSettings(model="m", sequence_length=8),
             "sequence length: a sample needs a different amount of work in each row, so compare",
         ),
-        (JobSettings(model="n", sequence_length=4), "Rows differ in model: "),
-        (JobSettings(model="n", sequence_length=8), "Rows differ in model and sequence length: "),
-        (JobSettings(model="m"), "Rows do not all state sequence length: a sample may need a different amount of work"),
+        (JobSettings(model="n", sequence_length=4), "The rows differ in model: "),
+        (JobSettings(model="n", sequence_length=8), "The rows differ in model and sequence length: "),
+        (
+            JobSettings(model="m"),
+            "The rows do not all state sequence length: a sample may need a different amount of work",
+        ),
         (JobSettings(model="m", sequence_length=4), None),
     ],
 )

@@ -62,7 +62,7 @@ def test_who_is_slow_is_the_only_one_told(
     (odd,) = find_odd(pairs, links("abcd") if known else None)
     assert (odd.code, odd.nodes) == who
     assert words in odd.message
-    assert ("941 Mbit/s expected" in odd.message) is known
+    assert ("the expected 941 Mbit/s" in odd.message) is known
     assert odd.figures["best_gbit_per_s"] == 0.094
     assert odd.figures["usual_gbit_per_s"] == pytest.approx(0.93, abs=0.01)
     assert odd.hint

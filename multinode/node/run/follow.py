@@ -33,8 +33,8 @@ def run(request: Record, channel: Channel) -> None:
     machine = other_machine(run_dir)
     if machine is not None and not has_ended(read_status(run_dir)):
         raise AgentError(
-            f"run {run_dir.run_id} was started on {machine}; this machine, {os.uname().nodename}, has only its "
-            "directory and cannot see its processes",
+            f"run {run_dir.run_id} was started on {machine}; {os.uname().nodename} has only the directory of the run "
+            "and cannot see its processes",
             hint="name that machine as the node; if it no longer exists: rm -r " + run_dir.path,
         )
     Follower(run_dir, request, channel).follow()

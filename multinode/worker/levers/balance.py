@@ -326,7 +326,7 @@ class BatchBalance:
         if not self._is_torchs(batches, "torch.utils.data.sampler", "BatchSampler"):
             return "the DataLoader uses a custom batch sampler (%s)" % type(batches).__name__
         if not self._is_torchs(sampler, "torch.utils.data.distributed", "DistributedSampler"):
-            return "the DataLoader draws from %s instead of a DistributedSampler" % type(sampler).__name__
+            return "the DataLoader uses %s instead of a DistributedSampler" % type(sampler).__name__
         if sampler.num_replicas != len(self.settings.speeds):
             return "the DistributedSampler is for %d workers" % sampler.num_replicas
         return None if sampler.shuffle else "the DistributedSampler does not shuffle, so it may belong to an evaluation"
