@@ -86,7 +86,7 @@ SLOW_BETWEEN = _LINK.warning(
     "{ifname}",
 )
 ALL_SLOW = _LINK.note(
-    about="the network between all nodes carries less than the links could",
+    about="the network as a whole carries less traffic than the links could",
     message=(
         "no stream between the nodes exceeds {best} of {ceiling}. Either the switch limits the streams, or the CPUs "
         "are busy"

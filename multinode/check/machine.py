@@ -150,8 +150,8 @@ SHARED_MACHINE = _MACHINE.warning(
 )
 BRIDGED_CONTAINER = _MACHINE.warning(
     about="a docker container without host networking, whose address other machines cannot reach",
-    message="it is a container on docker's bridge. Only the machine that runs it can reach its address {addr}, so "
-    "workers on other machines cannot connect to it",
+    message="the node is a container on Docker's bridge network. Only the machine that runs it can reach its address "
+    "{addr}, so workers on other machines cannot connect to it",
     hint="start the container with --network=host, and give its sshd its own port: port= in the hostfile",
 )
 CLOCK_OFF = _CLOCK.warning(

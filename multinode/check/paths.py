@@ -27,8 +27,8 @@ PATH_MISSING = _PATHS.error(
 )
 PATH_ELSEWHERE = _PATHS.error(
     about="a node lacks the directory from which you launch, and its files",
-    message="{path} is missing in {cwd}, where the job would run. {node} does not have {here}, the directory from "
-    "which you launch",
+    message="{path} is missing from {cwd}, where the job would run, because {node} does not have {here}, the directory "
+    "from which you launch",
     hint="copy this directory to the node. Run in it:\n{ssh!s} mkdir -p {target!s} && {scp!s} . "
     "{destination}:{target!s}/",
 )

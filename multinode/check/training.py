@@ -54,7 +54,7 @@ BATCH_SIZE_FIXED = _TRAINING.error(
     about="train_batch_size in the DeepSpeed JSON does not match the number of workers",
     message="train_batch_size is {value} in the DeepSpeed JSON, but {micro} samples x {steps} accumulation steps x "
     "{workers} workers = {product}. The Trainer refuses to start",
-    hint='write "train_batch_size": "auto" in the DeepSpeed JSON, which fits any number of nodes. For one run, use '
+    hint='in the DeepSpeed JSON, write "train_batch_size": "auto", which suits any number of nodes. For one run, use '
     "--deepspeed-set train_batch_size=auto",
 )
 ZERO3_ON_CPU = _TRAINING.error(

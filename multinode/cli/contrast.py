@@ -259,7 +259,7 @@ def compare(
         typer.Argument(
             metavar="RUN_B",
             autocompletion=complete_runs,
-            help="Run to compare with the baseline. `last` is the newest run.",
+            help="The run to compare with the baseline. `last` is the newest run.",
         ),
     ],
     force: Annotated[

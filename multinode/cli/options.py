@@ -219,7 +219,7 @@ OnHang = Annotated[
     typer.Option(
         metavar="HOW",
         rich_help_panel=_RUN,
-        help="What to do if the run hangs: `report` names the rank that is behind, and `stop` also stops the run.",
+        help="What to do if the run hangs: `report` names the rank that is behind; `stop` names it and stops the run.",
     ),
 ]
 Output = Annotated[

@@ -30,7 +30,7 @@ _OTHER_INTERFACE = NOTES.rule(
 _NO_EFFECT = NOTES.rule(
     "no-effect",
     about="an option that has no effect if the job runs on one node",
-    message="{option} has no effect on one node{why}",
+    message="{option} has no effect if the job runs on one node{why}",
     figures=("option",),
 )
 _SHARES = NOTES.rule(

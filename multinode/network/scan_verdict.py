@@ -672,7 +672,7 @@ _FALL = "NCCL reaches {best} GB/s at {size}, but only {least} GB/s with larger m
 _FALL_FIGURES = ("best_gb_per_s", "size_bytes", "least_gb_per_s")
 _DROPS_OVER_ROCE = CAUSES.cause(
     "drops_over_roce",
-    about="large messages that are far slower than smaller ones, over RoCE",
+    about="over RoCE, far lower bandwidth for large messages than for smaller ones",
     message=_FALL + "large messages fill the switch's buffers, where RoCE loses packets unless the network is lossless",
     hint="make the network lossless: configure the same flow control (PFC) and ECN (DCQCN) on every NIC and switch "
     "port, for the traffic class that NCCL uses (NCCL_IB_TC); to count pauses and lost packets, run this before and "
@@ -681,7 +681,7 @@ _DROPS_OVER_ROCE = CAUSES.cause(
 )
 _MANY_SOCKETS = CAUSES.cause(
     "many_sockets",
-    about="large messages that are far slower than smaller ones, over sockets",
+    about="over sockets, far lower bandwidth for large messages than for smaller ones",
     message=_FALL + "with so many sockets, packets of large messages are lost",
     hint="use fewer sockets: unset NCCL_SOCKET_NTHREADS and NCCL_NSOCKS_PERTHREAD, or halve their product, and "
     "measure again; to count lost packets on a node: nstat -az TcpRetransSegs",

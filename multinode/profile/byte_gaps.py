@@ -138,7 +138,7 @@ _EXCESS_BEFORE = NIC_COUNTS.rule(
 )
 _EXCESS_OF_FEW_STEPS = NIC_COUNTS.rule(
     "excess-of-few-steps",
-    about="a NIC counted more than expected, but not in the median step",
+    about="a NIC counted more bytes than expected in total, but not in the median step",
     message=f"{_EXCESS}, but only the expected amount in the median step. A few steps carried the rest, for example "
     "steps with checkpoints or evaluations.{more}",
     figures=_GAP_FIGURES,

@@ -115,7 +115,7 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Parts of a step by WorkerSplit's names, in display order.
-_MEAN = "mean of the workers"
+_MEAN = "averaged over the workers"
 PARTS: tuple[Figure[float], ...] = (
     Figure("compute_ms", "compute", "ms", "ms", f"time of the forward and backward passes per step, {_MEAN}"),
     Figure("exposed_ms", "exposed communication", "ms", "ms", f"exposed communication per step, {_MEAN}"),

@@ -122,7 +122,7 @@ _COLUMNS = (
             *("inter_node_network", "inter_node_link", "inter_node_bandwidth", "nic", "nic_speed", "nic_bandwidth"),
         ),
     ),
-    TableColumn(RDMA, "flag", about="true if collectives use RDMA; needed if the link does not show it"),
+    TableColumn(RDMA, "flag", about="true if collectives use RDMA; required if the link does not tell"),
     TableColumn(METHOD, "text", about="training method, as free text"),
     TableColumn(LORA_RANK, "count"),
     TableColumn(STAGE, "text"),

@@ -332,7 +332,7 @@ def test_faster_nodes_get_more_samples_and_the_plan_says_how_many() -> None:
     assert script.notes[-1].message.startswith("relative number of samples per worker: box1 5, box2 3 (")
     one = plan_launch(TWO_4090.first(1), SCRIPT, FACTS, "r", LaunchOptions(levers=Levers(balance=BALANCE)))
     assert one.levers.balance is None
-    assert one.notes[-1].message == "--balance box1=5,box2=3 has no effect on one node"
+    assert one.notes[-1].message == "--balance box1=5,box2=3 has no effect if the job runs on one node"
     assert "MULTINODE_BALANCE" not in one.nodes[0].command.env
 
 

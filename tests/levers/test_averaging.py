@@ -98,7 +98,7 @@ def test_workers_of_several_nodes_are_told_and_those_of_one_are_not() -> None:
     alone = plan(SCRIPT, nodes=1, levers=Levers(averaging=averaging))
     assert alone.levers.averaging is None
     assert VARIABLE not in alone.nodes[0].command.env
-    assert alone.notes[-1].message.startswith("--average diloco:64:0.7:0.9:fp16 has no effect on one node")
+    assert alone.notes[-1].message.startswith("--average diloco:64:0.7:0.9:fp16 has no effect if the job")
     assert VARIABLE not in plan(SCRIPT).nodes[0].command.env
 
 
