@@ -28,6 +28,8 @@ _FORM = re.compile(
 )
 ROUNDS = 3
 """Rounds that a run needs: one is warm-up, and two are measured."""
+# Over 6 rounds an outer optimizer is behind local SGD, over 15 ahead of it (benchmarks/averaging-long.json).
+_OUTER_ROUNDS = 15
 _EXPECTED = "expected local:H[:DTYPE] or diloco:H[:LR[:MOMENTUM]][:DTYPE]"
 _EXAMPLES = "for example local:16:fp16 or diloco:64:0.7:0.9; DTYPE is fp16 or bf16"
 
@@ -76,8 +78,9 @@ class Averaging(Lever, frozen=True, kw_only=True):
 
     @property
     def judged_steps(self) -> int:
-        """Steps after which a loss shows its effect: three rounds, or the time constant of its outer momentum."""
-        return self.every * max(ROUNDS, round(1 / (1 - self.momentum)))
+        """Steps after which a loss shows its effect, of an outer optimizer also the time constant of its momentum."""
+        least = ROUNDS if self.outer_lr is None else _OUTER_ROUNDS
+        return self.every * max(least, round(1 / (1 - self.momentum)))
 
     @property
     def algorithm(self) -> str | None:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent.parent
 BENCHMARKS = ROOT / "benchmarks"
 METHODS = {"DDP": 1, "local:16": 16, "local:64": 64}
 # Each method at a decaying rate, and its r: `| local:16, 384 steps | 0.001, 1.782 (1.778-1.787) | 1.52 (1.43-1.59) |`.
-ROW = re.compile(r"^\| (\S+), 384 steps \| [^|]*\| [\d.]+ \(([\d.]+)-([\d.]+)\) \|", re.MULTILINE)
+ROW = re.compile(r"^\| (\S+), \d+ steps \| [^|]*\| [\d.]+ \(([\d.]+)-([\d.]+)\) \|", re.MULTILINE)
 AVERAGES = st.builds(
     Averaging,
     every=st.integers(1, 1_000_000),
@@ -29,37 +29,39 @@ AVERAGES = st.builds(
 
 @pytest.mark.torch
 def test_the_table_is_the_measured_one() -> None:
-    report = run_warm(
-        [BENCHMARKS / "averaging.py", "--report", BENCHMARKS / "averaging.json"],
-        os.environ | {"PYTHONPATH": str(ROOT)},
-        timeout=600,
-    )
-    assert report.returncode == 0, report.stderr
-    # Of all parameters; the second table is of LoRA.
-    whole = report.stdout.partition("LoRA")[0]
-    found = {name: (float(fewest), float(most)) for name, fewest, most in ROW.findall(whole)}
-    assert found == {name: REPLACED[every] for name, every in METHODS.items()} | {
-        "diloco:64": (REPLACED_BY_DILOCO, REPLACED_BY_DILOCO)
-    }
+    found: dict[str, list[float]] = {}
+    for name in ("averaging.json", "averaging-long.json"):
+        report = run_warm(
+            [BENCHMARKS / "averaging.py", "--report", BENCHMARKS / name],
+            os.environ | {"PYTHONPATH": str(ROOT)},
+            timeout=600,
+        )
+        assert report.returncode == 0, report.stderr
+        # Of all parameters; the last table is of LoRA.
+        for method, *ends in ROW.findall(report.stdout.partition("LoRA")[0]):
+            found.setdefault(method, []).extend(map(float, ends))
+    ranges = {name: (min(found[name]), max(found[name])) for name in METHODS}
+    assert ranges == {name: REPLACED[every] for name, every in METHODS.items()}
+    assert max(found["diloco:64"]) == REPLACED_BY_DILOCO
 
 
 @pytest.mark.parametrize(
     ("average", "fewest", "most"),
     [
-        ("local:1", 0.915, 1.0),
+        ("local:1", 0.875, 1.0),
         # Nothing was measured between DDP and 16 steps, nor beyond 64.
-        ("local:4", 0.715, 1.0),
-        ("local:16:fp16", 0.715, 0.795),
-        ("local:32", 0.65, 0.795),
-        ("local:64", 0.65, 0.71),
-        ("local:500", 0.65, 0.71),
-        ("diloco:64", 0.405, 1.0),
+        ("local:4", 0.675, 1.0),
+        ("local:16:fp16", 0.675, 0.795),
+        ("local:32", 0.62, 0.795),
+        ("local:64", 0.62, 0.71),
+        ("local:500", 0.62, 0.71),
+        ("diloco:64", 0.655, 1.0),
     ],
 )
 def test_a_step_of_nodes_that_average_is_worth_less_than_one_of_each(average: str, fewest: float, most: float) -> None:
     assert step_efficiency(parse_average(average)) == pytest.approx((fewest, most))
     # Beside DDP, it takes the more samples.
-    expected = (max(1, 0.915 / most), 1 / fewest) if average != "local:1" else (1, 1)
+    expected = (max(1, 0.875 / most), 1 / fewest) if average != "local:1" else (1, 1)
     assert samples_ratio(None, parse_average(average)) == pytest.approx(expected)
 
 
