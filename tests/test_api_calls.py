@@ -229,7 +229,7 @@ def test_a_sentence_of_the_call_goes_to_say_alone(hosts: Path, capsys: pytest.Ca
     conda = ["conda", "run", "-n", "mine", "python", "train.py"]
     refused = error_of(api.run_launch, hosts, conda, say=said.append, min_nodes=1)
     assert refused.message == "--min-nodes needs --restarts"
-    assert said == ["multinode replaces conda run with --setup 'conda activate mine'"]
+    assert said == ["conda run is replaced by --setup 'conda activate mine'"]
     assert capsys.readouterr() == ("", "")
 
 

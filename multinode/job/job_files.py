@@ -237,9 +237,7 @@ def load_job(
     if like.framework is None and not job.kind.says_verb:
         command = f"multinode launch -- {job.kind.command(job.kind.verbs[0], str(path))}"
         others = ", ".join(job.kind.verbs[1:])
-        raise JobError(
-            f"{path} does not specify which {job.kind.title} command to run", hint=f"for example {command}; or {others}"
-        )
+        raise JobError(f"{path} names no {job.kind.title} command", hint=f"for example {command}; or {others}")
     local = tuple(named for named in named_paths(job) if exists(Path(named)))
     if like.program:
         words = (word for value in job.config.values() for word in listed(value))

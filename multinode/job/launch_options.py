@@ -27,10 +27,8 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True):
         environment: variables and setup commands of the job.
         agent: path of the agent on a node, relative to the home directory. Only benchmarks set it.
         engine: the launcher that starts the workers. Default: the usual launcher of the job.
-        code: files to copy to every node. The job runs in the copy. If None, it runs in the job's
-            directory on each node.
-        command: the command line that started the launch. It is stored with the run. None if there is no such
-            command line.
+        code: files to copy to every node. The job runs in the copy. If None, it runs in the job's directory there.
+        command: the command line that started the launch, which is stored with the run. None if there is none.
     """
 
     workers_per_node: int | None = None

@@ -56,9 +56,7 @@ _ALL_DEVICES = frozenset({"", "auto", "gpu", "cpu", "xpu"})
 _OF_VARIABLES = {"NNODES": launchers.NODES, "NPROC_PER_NODE": launchers.WORKERS}
 REPLACED = RuleGroup("Parts of a command that multinode replaces")
 _NOHUP = REPLACED.rule("nohup", about="nohup", message="nohup: use --detach to run in the background")
-_SETUP = REPLACED.rule(
-    "environment", about="conda run or uv run", message="multinode replaces {program} with --setup {setup}"
-)
+_SETUP = REPLACED.rule("environment", about="conda run or uv run", message="{program} is replaced by --setup {setup}")
 
 
 class Stated(NamedTuple):

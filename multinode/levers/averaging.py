@@ -79,8 +79,7 @@ class Averaging(Lever, frozen=True, kw_only=True):
     @property
     def judged_steps(self) -> int:
         """Steps after which a loss shows its effect, of an outer optimizer also the time constant of its momentum."""
-        least = ROUNDS if self.outer_lr is None else _OUTER_ROUNDS
-        return self.every * max(least, round(1 / (1 - self.momentum)))
+        return self.every * max(ROUNDS if self.outer_lr is None else _OUTER_ROUNDS, round(1 / (1 - self.momentum)))
 
     @property
     def algorithm(self) -> str | None:

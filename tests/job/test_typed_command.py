@@ -101,7 +101,7 @@ def test_variables_in_front_are_the_jobs() -> None:
     assert [note.message for note in command.notes] == ["nohup: use --detach to run in the background"]
     conda = read("conda run -n 'my env' --no-capture-output python t.py")
     assert conda.setup == "conda activate 'my env'"
-    replaced = f"multinode replaces conda run with --setup {shlex.quote(conda.setup)}"
+    replaced = f"conda run is replaced by --setup {shlex.quote(conda.setup)}"
     assert [note.message for note in conda.notes] == [replaced]
     assert read("uv run --frozen torchrun t.py").setup == ". .venv/bin/activate"
 

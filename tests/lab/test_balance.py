@@ -67,7 +67,7 @@ def test_a_training_that_cannot_be_balanced_ends_with_the_reason_on_every_node(c
     done = command.run(*LAUNCH, "--balance", "node0=2,node1=1", "--", TRAIN, "--steps", "3", "--width", "64")
     assert done.returncode == 1
     failure = command.document("show", "last", "--json")["first_failure"]
-    assert "--balance node0=2,node1=1: its DataLoader draws from range" in failure["message"]
+    assert "--balance node0=2,node1=1: the DataLoader uses range" in failure["message"]
 
 
 @pytest.mark.usefixtures("tiny")

@@ -79,7 +79,7 @@ def test_all_kinds_of_tests_on_one_node(command: Command) -> None:
         else:
             # A product that does not fit the time is left out, and says so.
             assert test["kind"] == "matmul"
-            assert "it needs --seconds" in test["error"]["message"]
+            assert "to measure it, use --seconds" in test["error"]["message"]
     assert [test["size"] for test in tests if test["kind"] == "matmul" and test["error"] is None][:1] == ["256"]
 
 

@@ -213,7 +213,7 @@ def test_what_ctrl_c_leaves_is_compared_where_each_side_was_measured(one_slot: s
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=DEADLINE_S)[0]
     assert process.returncode == 130
-    assert "earlier measurements are compared in" in said
+    assert "the measurements made so far are compared in" in said
     (contrast,) = command.runs.glob("*/contrast.json")
     assert '"verdict"' in contrast.read_text()
     assert_no_agents()

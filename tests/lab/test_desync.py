@@ -31,7 +31,7 @@ SCRIPT = Path(__file__).parent / "desync_train.py"
             "group",
             2,
             r"rank 2 has not entered all_gather #2 of group pair \(desync_train.py:29\), "
-            r"and is in load_batch \(desync_train.py:20\), idle; rank 3 waits in it for ",
+            r"and is in load_batch \(desync_train.py:20\), idle; rank 3 waits in this collective for ",
             id="group",
         ),
         pytest.param(

@@ -65,7 +65,7 @@ def test_a_hang_that_ctrl_c_ends_is_what_every_verb_says_of_the_run_then(command
         os.kill(controller.pid, signal.SIGINT)
         lines = screen(terminal, controller)
     assert controller.returncode == 130
-    (ended,) = [line for line in lines if line.startswith("stopped by you; it had hung for ")]
+    (ended,) = [line for line in lines if line.startswith("stopped by you; the run had hung for ")]
     assert ended.endswith("s: rank 3 on node1 at train.py:11")
     # One table, and nothing of an earlier one.
     assert [line.startswith(f"{script}  run {command.run_id()}") for line in lines].count(True) == 1

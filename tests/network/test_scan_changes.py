@@ -160,11 +160,11 @@ def test_the_screen_has_both_speeds_of_what_changed_and_in_detail_of_every_messa
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"link_gbit_per_s": 1.0}, "node3's ens1f0 now negotiates 1 Gbit/s; before: 10 Gbit/s"),
-        ({"mtu": 1500}, "node3's ens1f0 now has an MTU of 1500; before: 9000"),
-        ({"duplex": "half"}, "node3's ens1f0 now runs in half duplex; before: full"),
-        ({"ifname": "eth0"}, "node3 now uses eth0; before: ens1f0"),
-        ({"torch": "2.8.0"}, "node3 now has torch 2.8.0; before: 2.7.1"),
+        ({"link_gbit_per_s": 1.0}, "node3's ens1f0 now negotiates 1 Gbit/s (previously 10 Gbit/s)"),
+        ({"mtu": 1500}, "node3's ens1f0 now has an MTU of 1500 (previously 9000)"),
+        ({"duplex": "half"}, "node3's ens1f0 now runs in half duplex (previously full)"),
+        ({"ifname": "eth0"}, "node3 now uses eth0 (previously ens1f0)"),
+        ({"torch": "2.8.0"}, "node3 now has torch 2.8.0 (previously 2.7.1)"),
     ],
 )
 def test_a_change_of_a_node_is_a_sentence(changed: dict[str, Any], sentence: str) -> None:
@@ -175,8 +175,8 @@ def test_a_change_of_a_node_is_a_sentence(changed: dict[str, Any], sentence: str
 def test_what_changed_on_every_node_alike_is_said_once() -> None:
     after = tuple(msgspec.structs.replace(node, torch="2.8.0", mtu=1500) for node in (OTHER, BOX))
     assert environment(record(), record(nodes=after)) == [
-        "the NIC of every node now has an MTU of 1500; before: 9000",
-        "every node now has torch 2.8.0; before: 2.7.1",
+        "the NIC of every node now has an MTU of 1500 (previously 9000)",
+        "every node now has torch 2.8.0 (previously 2.7.1)",
     ]
 
 
@@ -191,7 +191,7 @@ def test_nodes_that_came_went_or_changed_places() -> None:
     changes = compare_scans(record(nodes=(OTHER, BOX)), record(nodes=(OTHER, new)))
     assert (changes.came, changes.gone, changes.environment) == (("node9",), ("node3",), ())
     swapped = environment(record(nodes=(OTHER, BOX)), record(nodes=(BOX, OTHER)))
-    assert swapped == ["the order of the nodes is now node3, node1; before: node1, node3"]
+    assert swapped == ["the order of the nodes is now node3, node1 (previously node1, node3)"]
 
 
 def test_changes_are_a_json_document() -> None:
@@ -202,7 +202,7 @@ def test_changes_are_a_json_document() -> None:
 def test_another_backend_or_other_workers_are_told_before_the_speeds() -> None:
     before, now = record(), record(backend="gloo", workers=(2, 1))
     assert environment(before, now) == [
-        "now measured with gloo; before: nccl",
-        "now measured with 2 + 1 workers; before: 1 worker per node",
+        "now measured with gloo (previously nccl)",
+        "now measured with 2 + 1 workers (previously 1 worker per node)",
     ]
     assert environment(before, before) == []

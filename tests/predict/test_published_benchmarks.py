@@ -293,7 +293,7 @@ def test_the_digits_of_a_figure_are_its_bounds() -> None:
     exact = evidence_of_benchmarks(figures(single_node=SINGLE | {"step_time_s": "0.900"}))
     assert exact.calibration.doubts == ()
     spread = evidence_of_benchmarks(figures(single_node=SINGLE | {"step_time_ms": "900 +- 90"}))
-    assert any("may be 11% off" in doubt.message for doubt in spread.calibration.doubts)
+    assert any("may be off by 11%" in doubt.message for doubt in spread.calibration.doubts)
 
 
 SINGLE = {"workers_per_node": 2}

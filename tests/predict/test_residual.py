@@ -65,7 +65,7 @@ def test_more_than_the_network_explains_is_carried_on_to_other_links_and_told() 
     assert note.message.startswith(
         "a step of run two took 540 ms, but the cost model predicts 265 ms: 243 ms of the measured step is exposed"
     )
-    assert "its calls took 1.25 times as long as the network data" in note.message
+    assert "the collectives took 1.25 times as long as the network data" in note.message
     figures = {name: value for name, value in note.figures.items() if name != "run_id"}
     assert figures == pytest.approx(
         {"step_ms": 540, "predicted_ms": 265, "unexplained_ms": 243, "calls_factor": 1.25}, rel=0.01

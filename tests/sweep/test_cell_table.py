@@ -268,7 +268,7 @@ def test_notes_are_of_the_rows_that_are_shown() -> None:
         for number, row in enumerate(PUBLISHED.cells)
     ]
     table = with_notes(relative_to(msgspec.structs.replace(PUBLISHED, cells=tuple(rows))))
-    assert any("Rows differ in model" in note.message for note in table.notes)
+    assert any("The rows differ in model" in note.message for note in table.notes)
     shown = with_notes(look_at(table, Look(where=("model=m0",))))
     assert not any("Rows differ" in note.message for note in shown.notes)
     assert any("measured elsewhere" in note.message for note in shown.notes)

@@ -104,7 +104,7 @@ def test_two_thin_matrices_are_sent_from_the_iteration_that_was_asked_for(pairs:
 
 
 def test_matrices_that_are_small_already_stay_as_they_are_and_that_is_told(pairs: dict[str, list[Told]]) -> None:
-    reason = f"no gradient is a matrix that rank {RANK} reduces to less than half"
+    reason = f"no gradient is a matrix that rank {RANK} would reduce to less than half"
     for told, plain in zip(pairs["low"], pairs["none"], strict=True):
         assert told.said["small"]["weights"] == plain.said["small"]["weights"]
         notes = [sample.message for sample in told.samples if isinstance(sample, NoteSample)]
