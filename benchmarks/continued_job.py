@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,12 +56,14 @@ def main() -> None:
     store = options.store.resolve()
     (store / "data").mkdir(parents=True, exist_ok=True)
     files = python_files(standard_library_root())
-    texts = {"base": files[::2], "job": files[1::2][:_JOB_FILES]}
-    for name, paths in texts.items():
-        text = "\n".join(path.read_text(errors="replace") for path in paths)
-        begins = range(0, len(text), _SAMPLE_CHARACTERS)
-        samples = [{"text": text[begin : begin + _SAMPLE_CHARACTERS]} for begin in begins]
-        (store / "data" / f"{name}.json").write_text(json.dumps(samples))
+    job_text = "\n".join(map(_read, files[1::2][:_JOB_FILES]))
+    begins = range(0, len(job_text), _SAMPLE_CHARACTERS)
+    texts = {
+        "base": list(map(_read, files[::2])),
+        "job": [job_text[begin : begin + _SAMPLE_CHARACTERS] for begin in begins],
+    }
+    for name, samples in texts.items():
+        (store / "data" / f"{name}.json").write_text(json.dumps([{"text": text} for text in samples]))
     described = {name: {"file_name": f"{name}.json", "columns": {"prompt": "text"}} for name in texts}
     (store / "data" / "dataset_info.json").write_text(json.dumps(described))
     base = _task(store, REPOSITORY / "assets/tiny/model", "base") | {
@@ -75,12 +76,16 @@ def main() -> None:
     }
     _write(store / "base.yaml", base)
     program = (sys.executable, "-m", "llamafactory.cli", "train", str(store / "base.yaml"))
-    log = run(program, os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
+    log = run(program, {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
     (store / "base.log").write_text(log)
     job = _task(store, store / "saves/base", "job")
     job |= {"max_steps": 256, "lr_scheduler_type": "linear", "warmup_steps": 10, "save_strategy": "no"}
     _write(store / "job.yaml", job)
     sys.stderr.write(f"{store / 'job.yaml'}\n")
+
+
+def _read(path: Path) -> str:
+    return path.read_text(errors="replace")
 
 
 def _task(store: Path, model: Path, dataset: str) -> dict[str, Any]:
