@@ -101,7 +101,7 @@ def test_down_after_sigkill_of_up(moment: str, golden: Golden) -> None:
     assert load_lab() is None
     refused = call_here("lab", "up")
     assert refused.returncode == 2
-    golden.check("lab_up_after_a_kill.txt", re.sub(r"(?<=earlier lab: ).*", "REMAINS", refused.stderr))
+    golden.check("lab_up_after_a_kill.txt", re.sub(r"(?<=earlier lab remain: ).*", "REMAINS", refused.stderr))
     assert call_here("lab", "down").returncode == 0
     assert _machine() == before
 
